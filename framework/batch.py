@@ -1,0 +1,253 @@
+"""The data that travels through one step, and nothing that acts on it: no torch is imported here.
+
+Scheduler -> SchedulerOutput -> runner -> InputBatch -> model and sampler -> StepOutput -> scheduler.
+A `SchedulerOutput` holds numpy arrays and plain objects only, so that the same object serves in one process,
+in several, and on another host. `InputBatch` and `Rows` hold device tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from framework.request import SamplingParams
+
+NULL_BLOCK = 0
+"""Physical block that belongs to nobody: padding writes and reads there. A pool never hands it out."""
+NULL_ROW = 0
+"""Row of the request table that belongs to nobody: padding rows point at it."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One column of the request table, declared by the core, a stage, a drafter or a backend.
+
+    name    unique within its owner; the table prefixes the owner's name
+    dtype   numpy dtype name: "float32", "int32", "int64", "bool", "uint64" (held as int64 bits on the device)
+    width   1 gives a column [rows], more gives [rows, width]
+    init    the neutral value: a row that holds it makes its owner the identity (a captured graph runs every row)
+    pooled  True takes rows of a small pool through an indirection column: for state as wide as the vocabulary
+    """
+
+    name: str
+    dtype: str
+    width: int = 1
+    init: float | int | bool = 0
+    pooled: bool = False
+
+
+class Column(Protocol):
+    """A declared field as its owner sees it: a host mirror to write at admission, a device tensor to read in a step."""
+
+    @property
+    def np(self) -> NDArray[Any]:
+        """[rows] or [rows, width] host mirror. Write a row only in `add_request`; it travels with the row's admission."""
+
+    @property
+    def dev(self) -> Tensor:
+        """[rows] or [rows, width] device tensor, a fixed address for the life of the engine; may be strided."""
+
+
+@dataclass(slots=True)
+class NewRequest:
+    """What the runner must know of a request that is admitted, or that returns after preemption.
+
+    token_ids            [num_tokens] int32, every known token: the prompt and, after a preemption, outputs as well
+    num_computed_tokens  tokens whose KV is already there (prefix cache), a multiple of the block size or 0
+    """
+
+    req_idx: int
+    request_id: str
+    token_ids: NDArray[np.int32]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    params: SamplingParams
+    seed: int
+    lora_slot: int = 0
+    mm_features: Any = None
+
+
+@dataclass(slots=True)
+class BlockDelta:
+    """Blocks appended to block tables in this step, ragged, for one KV group.
+
+    rows    [n] int32 req_idx
+    starts  [n] int32 first block-table column that is written
+    counts  [n] int32 number of blocks
+    ids     [sum(counts)] int32 physical blocks
+    """
+
+    rows: NDArray[np.int32]
+    starts: NDArray[np.int32]
+    counts: NDArray[np.int32]
+    ids: NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class BlockOps:
+    """Whole-block operations that run before the forward pass, in this order: swap_out, copy, swap_in, zero.
+
+    copy, swap_in, swap_out: [(source, destination)]; zero: [block].
+    """
+
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    copy: list[tuple[int, int]] = field(default_factory=list)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
+    zero: list[int] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.swap_out or self.copy or self.swap_in or self.zero)
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """One step's decisions. The scheduler makes it and nobody changes it afterwards.
+
+    Order of application: `finished`, `preempted` and `aborted` rows leave, then `new` rows arrive, then blocks.
+
+    rows                  [R] int32 req_idx of every request that runs; R may be 0: only state is updated then
+    num_scheduled_tokens  [R] int32, at least 1
+    num_computed_tokens   [R] int32 tokens before this step's span
+    samples               [R] bool, False for a chunk that leaves known tokens to compute
+    new_block_ids         one BlockDelta a KV group
+    num_drafts            [R] int32 draft tokens inside the span
+    max_seq_len           upper bound of num_computed + num_scheduled over the rows, 0 when R is 0
+    """
+
+    step_id: int
+    rows: NDArray[np.int32]
+    num_scheduled_tokens: NDArray[np.int32]
+    num_computed_tokens: NDArray[np.int32]
+    samples: NDArray[np.bool_]
+    num_drafts: NDArray[np.int32]
+    new: list[NewRequest] = field(default_factory=list)
+    new_block_ids: tuple[BlockDelta, ...] = ()
+    finished: list[int] = field(default_factory=list)
+    preempted: list[int] = field(default_factory=list)
+    aborted: list[int] = field(default_factory=list)
+    block_ops: BlockOps = field(default_factory=BlockOps)
+    # Null until the part that fills them is built; a runner that meets a filled one it does not know must refuse.
+    encoder_inputs: Any = None
+    encoder_freed: Any = None
+    grammar_rows: Any = None
+    pooling_rows: Any = None
+    lora_slots: Any = None
+    connector_meta: Any = None
+    kv_replay: Any = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.num_scheduled_tokens.sum())
+
+    @property
+    def max_seq_len(self) -> int:
+        return int((self.num_computed_tokens + self.num_scheduled_tokens).max()) if len(self.rows) else 0
+
+
+@dataclass(slots=True)
+class InputBatch:
+    """Views of fixed device buffers for one step; `step_ops.prepare` fills them whole.
+
+    T tokens, R batch rows, L logits rows. All index tensors int64 unless said otherwise, for torch indexing.
+
+    input_ids             [T] token ids
+    positions             [T] position of each token in its own sequence
+    query_start_loc       [R + 1] int32; row r owns tokens query_start_loc[r] .. query_start_loc[r + 1]
+    seq_lens              [R] int32 readable context after this step's tokens are written; 0 for padding rows
+    idx_mapping           [R] batch row -> req_idx; padding rows point at NULL_ROW
+    logits_indices        [L] token whose hidden state gives logits row l
+    expanded_idx_mapping  [L] logits row -> req_idx
+    draft_offset          [L] int32 draft rows of the same request before this one
+    slot_mapping          per KV group [T]: KV slot each token writes to (block * block_size + offset);
+                          padding token i writes slot i % block_size of the null block
+    block_table           per KV group [rows, max_blocks] int32, indexed by req_idx (idx_mapping), not by batch row
+    Host twins: rows_np [R] int32, num_scheduled_tokens_np [R] int32, logits_rows_np [L] int32 (batch row of each logits row),
+    seq_lens_max_np [R] int32 (upper bound; exact when no step is in flight).
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    idx_mapping: Tensor
+    logits_indices: Tensor
+    expanded_idx_mapping: Tensor
+    draft_offset: Tensor
+    slot_mapping: tuple[Tensor, ...]
+    block_table: tuple[Tensor, ...]
+    rows_np: NDArray[np.int32]
+    num_scheduled_tokens_np: NDArray[np.int32]
+    logits_rows_np: NDArray[np.int32]
+    seq_lens_max_np: NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class Rows:
+    """The logits rows of one step as sampler stages see them: device tensors of one length, never selected by a mask.
+
+    req_idx     [L] int64 row of the request table
+    offset      [L] int32 draft rows of the same request before this one
+    position    [L] int64 index, in prompt + output, of the token that this row draws
+    seed        [L] int64 bits of the request's 64-bit seed
+    drafts      [R, k] int64 draft tokens, k = 0 without a drafter
+    num_drafts  [R] int32
+    req_idx_np  [L] int32 host twin of req_idx
+    """
+
+    req_idx: Tensor
+    offset: Tensor
+    position: Tensor
+    seed: Tensor
+    drafts: Tensor
+    num_drafts: Tensor
+    req_idx_np: NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class LogprobsColumns:
+    """Logprobs of one step on the host, one row a logits row.
+
+    sampled        [L] float32 logprob of the sampled token
+    rank           [L] int32, 1 + number of strictly larger logits
+    top_ids        [L, k] int32 best ids in falling order, k = the most that a request of the step asked for
+    top_logprobs   [L, k] float32
+    """
+
+    sampled: NDArray[np.float32]
+    rank: NDArray[np.int32]
+    top_ids: NDArray[np.int32]
+    top_logprobs: NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """Result of one step, on the host.
+
+    sampled       [R, k + 1] int32 tokens of each batch row, valid up to num_valid
+    num_valid     [R] int32; 0 for a row that does not sample
+    logprobs      row l belongs to the l-th sampled token in batch-row order; None when no row asked
+    errors        {batch row: message} for rows whose distribution is empty or not a number; such a row samples nothing valid
+    payloads      {stage name: whatever its `collect` returned}
+    timings       {"prepare": seconds, ...} host seconds of the step's parts
+    """
+
+    sampled: NDArray[np.int32]
+    num_valid: NDArray[np.int32]
+    logprobs: LogprobsColumns | None = None
+    prompt_logprobs: Any = None
+    pooled: Any = None
+    drafts: Any = None
+    connector: Any = None
+    errors: dict[int, str] = field(default_factory=dict)
+    payloads: dict[str, Any] = field(default_factory=dict)
+    timings: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,40 @@
+"""Errors a user can cause, one class a cause. No import of anything else here; everybody raises these.
+
+Every message names the field, the value and the way out. What only our own bug can break is an `assert`
+with the numbers on both sides, never one of these.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FrameworkError(Exception):
+    """Base of every error that a user can cause: the command line prints it as one line and exits with 2."""
+
+
+class ConfigError(FrameworkError, ValueError):
+    """A configuration key, value or combination that cannot be used."""
+
+
+class PluginError(FrameworkError):
+    """A component that was asked for by name and cannot be had: unknown, broken, unusable here, or incompatible."""
+
+
+class CheckpointError(FrameworkError, ValueError):
+    """A model folder or file that is missing, damaged, or not what its own header says."""
+
+
+class RequestError(FrameworkError, ValueError):
+    """A prompt or a parameter that is refused at admission; nothing of the request has run."""
+
+
+class NotBuiltError(FrameworkError, ValueError):
+    """A promised feature whose part is not built yet: refused by name instead of accepted and ignored."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """` Did you mean 'x'?` for the nearest known word, or an empty string when none is near."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" Did you mean '{near[0]}'?" if near else ""
