@@ -1,0 +1,541 @@
+"""Every contract of the engine on one page: what a plugin of each kind must do, and what it may rely on.
+
+Nothing is implemented here. Tensors are torch tensors on the backend's device; names of indices and shapes are those of
+`framework.batch`. A component is built as `Target(options, ctx)`: its own checked options (a config dataclass instance,
+or an empty mapping when it declares none) and the context of its kind. Importing a plugin file must be cheap and safe on
+every machine: devices and optional libraries are touched in `__init__`, not at import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from framework.batch import Column, Field, InputBatch, NewRequest, Rows, SchedulerOutput, StepOutput
+    from framework.request import NewTokens, Request, SamplingParams
+
+API_VERSION = (1, 0)
+
+# ---------------------------------------------------------------------------------------------- capabilities
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a component needs from the others and what it keeps true; the composition is solved before weights load.
+
+    Words in use: host_tokens (needs committed token values on the host), exact_lens, async, drafts, graph_safe,
+    batch_invariant, deterministic, argmax (never changes the best token), kept_set (never admits a masked token).
+    """
+
+    needs: frozenset[str] = frozenset()
+    keeps: frozenset[str] = frozenset()
+
+
+# ------------------------------------------------------------------------------------------------- scheduler
+
+
+@dataclass(frozen=True)
+class KVGroup:
+    """One kind of KV memory: its layers share a block list a request.
+
+    kind: full, sliding, latent. window: readable positions including the current one, None for all.
+    """
+
+    name: str
+    kind: Literal["full", "sliding", "latent"] = "full"
+    block_size: int = 16
+    window: int | None = None
+    layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class SchedulerContext:
+    """Limits a scheduler works under. num_blocks includes null block 0; rows are 1 .. max_num_seqs (row 0 is null)."""
+
+    groups: tuple[KVGroup, ...]
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    chunked_prefill: bool
+    prefix_caching: bool
+    preemption: str
+    policy: Policy
+    connector: KVConnector
+    max_in_flight: int = 1
+    num_lookahead: int = 0
+
+
+@runtime_checkable
+class Scheduler(Protocol):
+    """Decides how many tokens of which request each step computes, and owns every `Request` and block.
+
+    There is no prefill phase: a prompt chunk, a decode, a resumed span and a draft check are one case. Knows no tensor.
+    """
+
+    def add_request(self, request: Request) -> None:
+        """Queues a request. Raises RequestError when the pool alone could never hold it."""
+
+    def abort(self, request_id: str) -> Request | None:
+        """Ends a waiting or running request with finish_reason `abort`; None when the id is not known."""
+
+    def schedule(self) -> SchedulerOutput:
+        """The next step. May be called again before `update` of the steps in flight (up to max_in_flight)."""
+
+    def update(self, scheduled: SchedulerOutput, output: StepOutput) -> list[NewTokens]:
+        """Commits a step's tokens, publishes computed blocks, ends requests. Steps come back in order."""
+
+    def has_work(self) -> bool: ...
+
+    def stats(self) -> Mapping[str, int | float]:
+        """num_waiting, num_running, num_free_blocks, num_blocks, num_preemptions, prefix_hit_tokens, prefix_query_tokens."""
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Who goes first and who yields: the small plugin inside the default scheduler. Holds no blocks, changes no request."""
+
+    def order(self, waiting: Sequence[Request]) -> Sequence[Request]:
+        """Waiting requests, the next to admit first. Must be a permutation of `waiting`."""
+
+    def admit(self, request: Request, budget: int) -> bool:
+        """Whether to admit `request` now, with `budget` tokens left in the step; False stops admission for this step."""
+
+    def victim(self, running: Sequence[Request]) -> Request:
+        """The running request that is preempted when blocks run out."""
+
+
+# ---------------------------------------------------------------------------------------- backend and layers
+
+
+class Linear(Protocol):
+    """A packed dense product: [T, in] -> [T, out] in the model's dtype."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class LayerOps(Protocol):
+    """Elementwise operations of a layer that a backend may fuse; the torch reference is `framework.layers.ops`."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(rms_norm(x + residual), x + residual); may reuse the memory of both arguments."""
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """[T, 2 I] -> [T, I]: silu(first half) * second half."""
+
+    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary embedding, half-split pairs. q [T, Hq, D], k [T, Hk, D]; cos, sin [T, D / 2] float32. May work in place."""
+
+
+class StepOps(Protocol):
+    """The step's array functions; the torch reference and the exact meaning are in `framework.step_ops`."""
+
+    def apply_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None: ...
+    def apply_spans(self, table: Tensor, starts: Tensor, values: Tensor) -> None: ...
+    def prepare(self, buffers: Any, table: Any, num_rows: int, num_tokens: int) -> None: ...
+    def post_update(self, table: Any, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None: ...
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A padded step shape that a backend compiles or captures once."""
+
+    tokens: int
+    requests: int
+    logits_rows: int
+    query_len: int
+    variant: str = "plain"
+
+
+@dataclass(frozen=True)
+class KVSpec:
+    """Memory one attention layer needs: attention declares the layout, the backend allocates.
+
+    shape  of one layer's tensor with -1 where num_blocks stands, e.g. (2, kv_heads, -1, block_size, head_dim)
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    block_bytes: int
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """An attention layer as the model declares it."""
+
+    index: int
+    group: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class BackendContext:
+    """dtype is the word of `engine.dtype`; num_threads None = the backend's own choice."""
+
+    dtype: str = "auto"
+    batch_invariant: bool = False
+    graphs: str = "auto"
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A device: its memory, its dense products, its array functions, and how a step is compiled and run on it."""
+
+    name: str
+    device: torch.device
+    dtype: torch.dtype
+    caps: Capabilities
+    step_ops: StepOps
+    layer_ops: LayerOps
+    max_in_flight: int
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """Packs weight [out, in] for this device; the argument may be dropped by the caller afterwards."""
+
+    def allocate_kv(self, specs: Sequence[KVSpec], num_blocks: int) -> list[Tensor]:
+        """One zeroed tensor a layer, for `num_blocks` blocks (null block included)."""
+
+    def kv_bytes_available(self, max_model_len: int, bytes_per_token: int, fraction: float | None) -> int:
+        """Bytes to give to KV blocks when `kv_cache.num_blocks` is null."""
+
+    def copy_blocks(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], pairs: Sequence[tuple[int, int]]) -> None: ...
+    def gather_blocks(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int]) -> list[Tensor]:
+        """Host copies [n, ...] a layer of whole blocks, in the order asked."""
+
+    def scatter_blocks(
+        self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int], data: Sequence[Tensor]
+    ) -> None: ...
+    def buckets(self, max_num_seqs: int, max_num_batched_tokens: int) -> list[Bucket]:
+        """Shapes to compile or capture; empty means eager with exact shapes."""
+
+    def compile(self, step: Callable[..., Any], bucket: Bucket | None) -> Callable[..., Any]:
+        """An executable of the step for one bucket: eager, graph, torch.compile, XLA."""
+
+    def submit(self, executable: Callable[..., Any], *args: Any) -> StepFuture:
+        """Starts a step; the host waits only in the future's `result`."""
+
+
+class StepFuture(Protocol):
+    def result(self) -> StepOutput:
+        """Waits for the step and returns its output; raises what the step raised."""
+
+    def done(self) -> bool: ...
+
+
+# ------------------------------------------------------------------------------------------------- attention
+
+
+@dataclass(frozen=True)
+class AttentionCaps:
+    """What an attention plugin can serve; a choice outside of it is refused at start-up, naming both sides."""
+
+    block_sizes: tuple[int, ...] = (16,)  # the first is the default
+    any_block_size: bool = False
+    head_dims: tuple[int, ...] = ()  # empty = any
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    graph: Literal["always", "uniform", "decode", "never"] = "never"
+    window: bool = False
+    latent: bool = False
+    tree: bool = False
+    needs_exact_lens: bool = False
+    batch_invariant: bool = False
+
+
+@dataclass(frozen=True)
+class AttentionContext:
+    backend: Backend
+    block_size: int
+    dtype: torch.dtype
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    batch_invariant: bool
+
+
+class AttentionPlan(Protocol):
+    """One step's attention for one KV group: made once a step on the host, called once a layer."""
+
+    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Writes k, v [T, Hk, D] to their slots, then attends. q [T, Hq, D] -> [T, Hq, D].
+
+        Query token i of a request reads keys at positions <= its own (and > its own - window). 0 for seq_len 0, never NaN.
+        """
+
+
+@runtime_checkable
+class AttentionBackend(Protocol):
+    """Paged attention over one KV group. plan() uses host twins only and never waits for the device."""
+
+    caps: ClassVar[AttentionCaps]
+
+    def kv_spec(self, layer: LayerSpec) -> KVSpec: ...
+    def bind(self, layers: Sequence[LayerSpec], kv: Sequence[Tensor]) -> None:
+        """Called once after allocation: kv[i] belongs to layers[i]."""
+
+    def add_request(self, req_idx: int) -> None: ...
+    def release(self, req_idx: int) -> None: ...
+    def plan(self, batch: InputBatch, group: int) -> AttentionPlan: ...
+
+
+# ---------------------------------------------------------------------------------------- models and loaders
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model on disk, before any weight is read.
+
+    config             config.json of the Hugging Face layout (a GGUF header is translated into the same keys)
+    generation_config  generation_config.json, {} when there is none
+    location           folder or file; format: a loader's name
+    tokenizer          what `framework.tokenizer.Tokenizer` is made from (a folder, or parsed GGUF vocabulary), None without one
+    """
+
+    location: Path
+    format: str
+    config: Mapping[str, Any]
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: Any = None
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return tuple(self.config.get("architectures") or ())
+
+
+class WeightSource(Protocol):
+    """Named tensors of a checkpoint, read when they are asked for; names are those of the Hugging Face layout."""
+
+    def has(self, name: str) -> bool: ...
+    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor in `dtype` (default: the engine's), on the host or the device it was opened for.
+
+        Raises CheckpointError naming the tensor when it is missing, damaged, or of another shape.
+        """
+
+    def unused(self) -> list[str]:
+        """Names that nobody took: the builder refuses a checkpoint that has some (but for those a model ignores)."""
+
+    def close(self) -> None: ...
+
+
+class Loader(Protocol):
+    """Reads one checkpoint format. Built as Loader(options, None)."""
+
+    def checkpoint(self, location: Path) -> Checkpoint: ...
+    def open(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, seed: int) -> WeightSource: ...
+
+
+@dataclass
+class ModelContext:
+    """What a model is assembled from. `layers` collects the attention layers it declares, in order.
+
+    Constructors of `framework.layers` take this object: it carries the device, the dtype and the backend's operations.
+    """
+
+    backend: Backend
+    weights: WeightSource
+    dtype: torch.dtype
+    device: torch.device
+    max_model_len: int
+    layers: list[LayerSpec] = field(default_factory=list)
+
+    def add_layer(
+        self, group: str, num_heads: int, num_kv_heads: int, head_dim: int, scale: float, window: int | None = None
+    ) -> int:
+        """Declares an attention layer and returns its index, the `layer` of `AttentionPlan.forward`."""
+        spec = LayerSpec(len(self.layers), group, num_heads, num_kv_heads, head_dim, scale, window)
+        self.layers.append(spec)
+        return spec.index
+
+
+@dataclass
+class ForwardContext:
+    """What a forward pass needs beside its inputs: one plan a KV group, and which layers' inputs are asked for as features."""
+
+    plans: Mapping[str, AttentionPlan]
+    feature_layers: tuple[int, ...] = ()
+    lora: Any = None
+
+
+@dataclass
+class ModelOutput:
+    """hidden [T, H] after the final norm; features: hidden states asked for by `feature_layers`."""
+
+    hidden: Tensor
+    features: tuple[Tensor, ...] = ()
+
+
+class Model(Protocol):
+    """A decoder assembled from `framework.layers`. Exportable: no .item(), no branch on tensor values.
+
+    Built as Model(config: Mapping, ctx: ModelContext), where config is `Checkpoint.config`.
+    """
+
+    vocab_size: int
+    ignored_weights: ClassVar[tuple[str, ...]]  # regular expressions of tensors it leaves out on purpose
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """[T] -> [T, H]."""
+
+    def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> ModelOutput: ...
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[L, H] -> [L, V] in the model's dtype; V is the vocabulary of the checkpoint, without padding."""
+
+
+# --------------------------------------------------------------------------------------------------- sampler
+
+StageKind = Literal["mask", "elementwise", "threshold", "select", "observe"]
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """What a sampler stage declares about itself.
+
+    fields     columns it keeps in the request table
+    params     SamplingParams fields it reads: a request that names one which no active stage reads is refused
+    caps       needs / keeps, see Capabilities
+    essential  True for stages a request cannot switch off (grammar, allowed ids, min_tokens)
+    """
+
+    name: str
+    kind: StageKind
+    fields: tuple[Field, ...] = ()
+    params: tuple[str, ...] = ()
+    caps: Capabilities = Capabilities()
+    essential: bool = False
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """What a stage may use. num_rows: rows of the request table, the null row included."""
+
+    device: torch.device
+    vocab_size: int
+    num_rows: int
+    max_num_logits: int
+    eos_token_ids: tuple[int, ...]
+    column: Callable[[str], Column]  # of a field of its own spec
+
+
+@runtime_checkable
+class SamplerStage(Protocol):
+    """One step of the sampler. State lives in declared fields only, so rows can be reused, captured and checked.
+
+    Of mask, elementwise, threshold, select and observe a stage implements the method of its kind.
+    """
+
+    spec: ClassVar[StageSpec]
+
+    def wants(self, params: SamplingParams) -> bool:
+        """Whether the request uses this stage; decided once, at admission."""
+
+    def validate(self, params: SamplingParams) -> None:
+        """Raises ValueError when the request's parameters (its own `extra_args` included) cannot be served."""
+
+    def add_request(self, req_idx: int, params: SamplingParams, request: NewRequest) -> None:
+        """Overwrites every field of the row: rows are reused."""
+
+    def apply(self, logits: Tensor, rows: Rows) -> None:
+        """mask, elementwise: changes float32 logits [L, V] in place; bit-equal for rows that did not want it."""
+
+    def bounds(self, logits: Tensor, rows: Rows, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
+        """threshold: narrows [lo, hi], float32 [L]. A token is kept iff lo <= logit <= hi.
+
+        Sees mass and count inside the incoming interval only. Never empties a row that was not empty.
+        """
+
+    def select(self, logits: Tensor, rows: Rows, lo: Tensor, hi: Tensor) -> Tensor:
+        """select: int64 [L] token ids out of the kept ones; the lowest id on ties."""
+
+    def observe(self, raw_logits: Tensor, logits: Tensor, rows: Rows, ids: Tensor) -> Any:
+        """observe: a payload on the device."""
+
+    def collect(self, payload: Any) -> Any:
+        """observe: the payload on the host, after the step."""
+
+    def commit(self, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None:
+        """The only place where state changes in a step, on the device. sampled [R, k + 1], num_valid [R]."""
+
+
+# ------------------------------------------------------------------------- speculation, grammar, connector, executor
+
+
+class Drafter(Protocol):
+    """Proposes draft tokens. on_host: gets committed tokens only, and runs a step late under async scheduling."""
+
+    on_host: bool
+    num_lookahead: int
+
+    def propose(self, ctx: Any, features: Any, sampled: Tensor, num_valid: Tensor, out: Any) -> None: ...
+
+
+class CompiledGrammar(Protocol):
+    def matcher(self) -> GrammarMatcher: ...
+
+
+class GrammarMatcher(Protocol):
+    def fill(self, bitmask_row: Any) -> None: ...
+    def accept(self, token_ids: Sequence[int]) -> bool: ...
+    def rollback(self, n: int) -> None: ...
+    def is_terminated(self) -> bool: ...
+
+
+class Grammar(Protocol):
+    """Compiles a constraint, off the step's path."""
+
+    def compile(self, spec: Any, tokenizer: Any) -> CompiledGrammar: ...
+
+
+class KVConnector(Protocol):
+    """Moves KV between engines or memories; the scheduler side first, then the worker side.
+
+    layerwise: steps with layerwise transfers in flight run piecewise, all others keep the whole graph.
+    """
+
+    layerwise: bool
+
+    def matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """(tokens available beyond the local hit or None for `ask again`, whether they load asynchronously). No side effects."""
+
+    def after_alloc(self, request: Request, blocks: Sequence[Sequence[int]], num_external_tokens: int) -> None: ...
+    def build_meta(self, scheduled: SchedulerOutput) -> Any: ...
+    def request_finished(self, request: Request, blocks: Sequence[Sequence[int]]) -> bool:
+        """True: the connector keeps the blocks until it reports the request as sent."""
+
+    def start_load(self, meta: Any) -> None: ...
+    def wait_layer(self, layer: int) -> None: ...
+    def save_layer(self, layer: int) -> None: ...
+    def wait_saves(self) -> None: ...
+    def finished(self) -> tuple[Sequence[str], Sequence[str]]:
+        """(sent, received) request ids."""
+
+    def failed_blocks(self) -> Sequence[int]: ...
+
+
+class Executor(Protocol):
+    """Runs steps somewhere: in this process, in others, on other hosts."""
+
+    max_in_flight: int
+
+    def start(self) -> None: ...
+    def execute(self, scheduled: SchedulerOutput) -> StepFuture: ...
+    def broadcast(self, method: str, *args: Any) -> Sequence[Any]: ...
+    def stop(self) -> None: ...
+
+
+class Observer(Protocol):
+    """Watches; an observer that raises is dropped and named. Every method is optional."""
+
+    def on_request_added(self, request: Request) -> None: ...
+    def on_step_end(self, stats: Any) -> None: ...
+    def on_request_finished(self, request: Request, output: Any) -> None: ...

@@ -1,0 +1,463 @@
+"""What a user asks for and what comes back: parameters, the request itself, outputs. Pure data, no torch.
+
+Parameters check themselves at construction, as far as that needs neither model nor tokenizer; the rest is checked at
+admission by the engine and the stages. The scheduler owns `Request`; nobody else changes one.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from framework.errors import did_you_mean
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+SEED_MIN, SEED_MAX = -(2**63), 2**64
+MAX_N = 128
+GREEDY_TEMPERATURE = 1e-5
+"""Below this temperature a row is greedy: argmax, no draw."""
+
+
+class _NamesItsFields:
+    """Refuses unknown keywords with the nearest known one, and remembers which fields the caller named."""
+
+    named: frozenset[str]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        known = [f.name for f in fields(cls)]  # type: ignore[arg-type]  # every subclass is a dataclass
+        for word in kwargs:
+            if word not in known:
+                raise TypeError(f"{cls.__name__} has no parameter '{word}'.{did_you_mean(word, known)}")
+        self = object.__new__(cls)
+        object.__setattr__(self, "named", frozenset(kwargs))
+        return self
+
+    def replace(self, **changes: Any) -> Any:
+        """A checked copy with `changes`; what the caller had named stays named, and so do the changes."""
+        kept = {name: getattr(self, name) for name in self.named}
+        return type(self)(**{**kept, **changes})
+
+
+def _number(owner: str, name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> float:
+    """`value` as a float inside the range; refuses bools, non-numbers and NaN by name."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{owner}.{name} must be a number, got {value!r}")
+    inside = (low < value if open_low else low <= value) and value <= high
+    if math.isnan(value) or not inside:
+        left = "(" if open_low else "["
+        raise ValueError(f"{owner}.{name} must be in {left}{low:g}, {high:g}], got {value!r}")
+    return float(value)
+
+
+def _integer(owner: str, name: str, value: Any, low: int, high: int | None = None) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{owner}.{name} must be an integer, got {value!r}")
+    if value < low or (high is not None and value > high):
+        limit = f"at least {low}" if high is None else f"in {low}..{high}"
+        raise ValueError(f"{owner}.{name} must be {limit}, got {value!r}")
+    return value
+
+
+def _flag(owner: str, name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{owner}.{name} must be True or False, got {value!r}")
+    return value
+
+
+def _token_ids(owner: str, name: str, value: Any, *, empty_ok: bool) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise TypeError(f"{owner}.{name} must be a list of token ids, got {value!r}")
+    ids = tuple(_integer(owner, name, i, 0) for i in value)
+    if not ids and not empty_ok:
+        raise ValueError(f"{owner}.{name} must not be empty; leave it out to allow every token")
+    return ids
+
+
+def _strings(owner: str, name: str, value: Any) -> tuple[str, ...]:
+    """Tuple of non-empty strings from None, one string or a list of them."""
+    if value is None:
+        return ()
+    items = (value,) if isinstance(value, str) else value
+    if not isinstance(items, Iterable):
+        raise TypeError(f"{owner}.{name} must be a string or a list of strings, got {value!r}")
+    out = tuple(items)
+    for item in out:
+        if not isinstance(item, str):
+            raise TypeError(f"{owner}.{name} must hold strings only, got {item!r}")
+        if not item:
+            raise ValueError(f"{owner}.{name} must not hold an empty string")
+    return out
+
+
+class OutputKind(enum.Enum):
+    """Which RequestOutputs a step returns: the finished one only, all text so far, or what is new."""
+
+    FINAL = "final"
+    CUMULATIVE = "cumulative"
+    DELTA = "delta"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredOutputsParams(_NamesItsFields):
+    """Exactly one constraint on the generated text."""
+
+    json: str | Mapping[str, Any] | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    structural_tag: str | Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        given = [f.name for f in fields(self) if getattr(self, f.name) is not None]
+        if len(given) != 1:
+            names = ", ".join(f.name for f in fields(self))
+            raise ValueError(f"structured_outputs needs exactly one of {names}; got {given or 'none'}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingParams(_NamesItsFields):
+    """What a pooling request asks for; the part that serves it is not built yet, so admission refuses it by name."""
+
+    task: str = "embed"
+    normalize: bool = True
+    dimensions: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams(_NamesItsFields):
+    """How one request is sampled and when it ends. Ranges and meanings: the public surface, section SamplingParams.
+
+    Raises ValueError or TypeError at construction, naming field, value and range; an unknown name is a TypeError
+    with the nearest known one. `named` holds the fields the caller wrote: only those can make a pipeline refuse.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: Any = None
+    stop_token_ids: Any = None
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: Any = None
+    logit_bias: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    bad_words_token_ids: Any = None
+    structured_outputs: Any = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    output_kind: Any = OutputKind.FINAL
+    stages: Any = None
+    extra_args: Any = None
+
+    OWNER: ClassVar[str] = "SamplingParams"
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_lists()
+        self._check_mappings()
+        self._check_together()
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_numbers(self) -> None:
+        own = self.OWNER
+        _integer(own, "n", self.n, 1, MAX_N)
+        self._set("temperature", _number(own, "temperature", self.temperature, 0.0, 1.7e308))
+        _integer(own, "top_k", self.top_k, -1)
+        self._set("top_p", _number(own, "top_p", self.top_p, 0.0, 1.0, open_low=True))
+        self._set("min_p", _number(own, "min_p", self.min_p, 0.0, 1.0))
+        self._set(
+            "repetition_penalty", _number(own, "repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
+        )
+        for name in ("frequency_penalty", "presence_penalty"):
+            self._set(name, _number(own, name, getattr(self, name), -2.0, 2.0))
+        if self.seed is not None:
+            _integer(own, "seed", self.seed, SEED_MIN, SEED_MAX - 1)
+        if self.max_tokens is not None:
+            _integer(own, "max_tokens", self.max_tokens, 1)
+        _integer(own, "min_tokens", self.min_tokens, 0)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _integer(own, name, getattr(self, name), -1)
+        for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):
+            _flag(own, name, getattr(self, name))
+
+    def _check_lists(self) -> None:
+        own = self.OWNER
+        self._set("stop", _strings(own, "stop", self.stop))
+        self._set("bad_words", _strings(own, "bad_words", self.bad_words))
+        self._set("stop_token_ids", _token_ids(own, "stop_token_ids", self.stop_token_ids, empty_ok=True) or ())
+        self._set("allowed_token_ids", _token_ids(own, "allowed_token_ids", self.allowed_token_ids, empty_ok=False))
+        self._set("logprob_token_ids", _token_ids(own, "logprob_token_ids", self.logprob_token_ids, empty_ok=True))
+        words = self.bad_words_token_ids
+        if words is not None:
+            if isinstance(words, str | bytes) or not isinstance(words, Sequence):
+                raise TypeError(f"{own}.bad_words_token_ids must be a list of lists of token ids, got {words!r}")
+            self._set(
+                "bad_words_token_ids", tuple(_token_ids(own, "bad_words_token_ids", w, empty_ok=False) for w in words)
+            )
+
+    def _check_mappings(self) -> None:
+        own = self.OWNER
+        if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, Mapping):
+                raise TypeError(f"{own}.logit_bias must map token ids to numbers, got {self.logit_bias!r}")
+            self._set("logit_bias", {_integer(own, "logit_bias", k, 0): _number(own, f"logit_bias[{k}]", v, -100.0, 100.0)
+                                     for k, v in self.logit_bias.items()})  # fmt: skip
+        if self.stages is not None:
+            if not isinstance(self.stages, Mapping):
+                raise TypeError(f"{own}.stages must map stage names to True or False, got {self.stages!r}")
+            self._set("stages", {str(k): _flag(own, f"stages[{k}]", v) for k, v in self.stages.items()})
+        if self.extra_args is not None:
+            if not isinstance(self.extra_args, Mapping) or not all(
+                isinstance(v, Mapping) for v in self.extra_args.values()
+            ):
+                raise TypeError(
+                    f"{own}.extra_args must map stage names to dicts of parameters, got {self.extra_args!r}"
+                )
+            self._set("extra_args", {str(k): dict(v) for k, v in self.extra_args.items()})
+        if isinstance(self.structured_outputs, Mapping):
+            self._set("structured_outputs", StructuredOutputsParams(**self.structured_outputs))
+        elif not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise TypeError(
+                f"{own}.structured_outputs must be a dict or StructuredOutputsParams, got {self.structured_outputs!r}"
+            )
+        try:
+            self._set("output_kind", OutputKind(self.output_kind))
+        except ValueError:
+            kinds = ", ".join(k.value for k in OutputKind)
+            raise ValueError(f"{own}.output_kind must be one of {kinds}, got {self.output_kind!r}") from None
+
+    def _check_together(self) -> None:
+        own = self.OWNER
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"{own}.min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})")
+        if not self.detokenize and (self.stop or self.bad_words):
+            field_name = "stop" if self.stop else "bad_words"
+            raise ValueError(
+                f"{own}.{field_name} needs text, but detokenize=False; use stop_token_ids or bad_words_token_ids"
+            )
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the row is decided by argmax: temperature below 1e-5, or top_k equal to 1."""
+        return self.temperature < GREEDY_TEMPERATURE or self.top_k == 1
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """{field: class default}."""
+        return {f.name: f.default for f in fields(cls) if f.default is not MISSING}
+
+
+class RequestStatus(enum.IntEnum):
+    WAITING = 0
+    RUNNING = 1
+    PREEMPTED = 2
+    FINISHED = 3
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request from admission to its end. Owned and changed by the scheduler alone.
+
+    token_ids            every committed token: prompt, then outputs
+    num_computed_tokens  tokens whose KV exists or is being computed by a step in flight
+    num_in_flight        sampled tokens that steps in flight will return (async scheduling)
+    req_idx              row of the request table while it runs, else -1
+    block_ids            physical blocks, one list a KV group
+    block_hashes         chained keys of its full blocks, computed once
+    num_cached_tokens    prompt tokens taken from the prefix cache at first admission
+    max_total_tokens     prompt plus outputs at which it ends with `length`
+    eos_token_ids        ids that end it with `stop` (empty under ignore_eos)
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    max_total_tokens: int
+    arrival_time: float = 0.0
+    arrival_index: int = 0
+    priority: int = 0
+    eos_token_ids: frozenset[int] = frozenset()
+    stop_token_ids: frozenset[int] = frozenset()
+    cache_salt: str | None = None
+    lora: str | None = None
+    mm_features: Any = None
+    prompt: str | None = None
+
+    token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_in_flight: int = 0
+    status: RequestStatus = RequestStatus.WAITING
+    req_idx: int = -1
+    block_ids: list[list[int]] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_cached_tokens: int = -1
+    num_preemptions: int = 0
+    num_published_blocks: int = 0
+    first_scheduled_time: float | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            self.token_ids = list(self.prompt_token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and committed outputs."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[len(self.prompt_token_ids) :]
+
+
+@dataclass(slots=True)
+class NewTokens:
+    """What one step gave one request: `Scheduler.update` returns these, the output side turns them into text.
+
+    logprobs_row  row of `StepOutput.logprobs` of the first token, -1 without logprobs
+    """
+
+    request: Request
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs_row: int = -1
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """logprob: natural log (or a raw logit, by `sampler.logprobs_mode`); rank: 1 + number of strictly larger."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str | None = None
+
+
+class TokenLogprobs(Sequence[dict[int, Logprob]]):
+    """A list of `{token_id: Logprob}`, one entry a token, backed by arrays; entries are built when they are read.
+
+    Each step's row is (token id, logprob, rank, top ids [k], top logprobs [k]). The sampled token is always in its entry.
+    """
+
+    def __init__(self, decode: Any = None) -> None:
+        self._rows: list[tuple[int, float, int, NDArray[np.int32], NDArray[np.float32]]] = []
+        self._decode = decode
+        self.cumulative = 0.0
+
+    def append(
+        self, token_id: int, logprob: float, rank: int, top_ids: NDArray[np.int32], top_logprobs: NDArray[np.float32]
+    ) -> None:
+        self._rows.append((token_id, logprob, rank, top_ids, top_logprobs))
+        self.cumulative += logprob
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._entry(row) for row in self._rows[index]]
+        return self._entry(self._rows[index])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def view(self, start: int = 0) -> TokenLogprobs:
+        """Entries from `start` on, sharing the arrays: what a delta output holds."""
+        part = TokenLogprobs(self._decode)
+        part._rows = self._rows[start:]
+        part.cumulative = self.cumulative
+        return part
+
+    def _entry(self, row: tuple[int, float, int, NDArray[np.int32], NDArray[np.float32]]) -> dict[int, Logprob]:
+        token_id, logprob, rank, top_ids, top_logprobs = row
+        text = self._decode or (lambda _: None)
+        entry = {token_id: Logprob(logprob, rank, text(token_id))}
+        place, previous = 0, math.inf
+        for index, (i, value) in enumerate(zip(top_ids.tolist(), top_logprobs.tolist(), strict=True), start=1):
+            if value < previous:  # ties share the rank of the first of them
+                place, previous = index, value
+            if i != token_id:
+                entry[i] = Logprob(value, place, text(i))
+        return entry
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Times of one request, seconds; arrival_time is since the epoch, the others are durations.
+
+    queue_time: arrival to first scheduling. ttft: arrival to first token. tpot: mean time of the tokens after the
+    first, None below two outputs. itl: each gap between tokens. e2e: arrival to end.
+    """
+
+    arrival_time: float
+    queue_time: float | None = None
+    ttft: float | None = None
+    tpot: float | None = None
+    itl: list[float] = field(default_factory=list)
+    e2e: float | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One completion. token_ids holds every generated token, the ending one included; text leaves eos and stop ids out."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: TokenLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """What a request has given so far, or all of it when `finished`. `prompt` is None for token-id prompts."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: TokenLogprobs | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int
+    metrics: RequestMetrics
+    error: str | None = None
