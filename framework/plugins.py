@@ -1,16 +1,39 @@
 """The typed registry of components and the hooks that announce them. Imports no torch.
 
-A component is chosen by (kind, name); its target is imported only when it is selected.
+A component is chosen by (kind, name); its target is imported only when it is selected. pluggy carries announcements and
+the observers' events; nothing inside a step goes through it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import importlib
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from framework import API_VERSION
+from framework.discovery import OURS, PLUGIN_GROUP, dist_name, dist_version, entry_points_of
+from framework.errors import PluginError, did_you_mean
+
+if TYPE_CHECKING:
+    from framework.request import RequestOutput
 
 KINDS = (
     "backend", "attention", "model", "scheduler", "policy", "stage", "drafter", "grammar",
     "kv_connector", "executor", "loader", "observer", "run", "bench",
 )  # fmt: skip
+
+hookspec = pluggy.HookspecMarker("framework")
+hookimpl = pluggy.HookimplMarker("framework")
+
+_log = logging.getLogger("framework")
+_TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 @dataclass(frozen=True)
@@ -36,3 +59,326 @@ class ComponentSpec:
     provides: tuple[str, ...] = ()
     api: tuple[int, int] = (1, 0)
     dist: str = "?"
+
+
+CORE_COMPONENTS = (
+    ComponentSpec("scheduler", "default", "framework.scheduler.scheduler:Scheduler"),
+    ComponentSpec("executor", "inprocess", "framework.worker.executor:InprocessExecutor"),
+    ComponentSpec("run", "generate", "framework.runs.generate:run"),
+    ComponentSpec("run", "plugins", "framework.runs.plugins:run"),
+)
+"""Components that the core itself provides; everything else comes through entry points, ours as well as others'."""
+
+
+class FrameworkHooks:
+    """Every hook that a plugin may implement, with `hookimpl`. An implementation may take fewer arguments."""
+
+    @hookspec
+    def framework_components(self) -> Iterable[ComponentSpec]:  # type: ignore[empty-body]
+        """Components of the plugin. Called once, when the registry is loaded; must import nothing heavy."""
+
+    @hookspec
+    def on_request_added(self, request: Any) -> None:
+        """A request (framework.request.Request) was admitted to the waiting queue."""
+
+    @hookspec
+    def on_step_end(self, stats: Any) -> None:
+        """One step of the engine is over (framework.engine.stats.StepStats)."""
+
+    @hookspec
+    def on_request_finished(self, request: Any, output: RequestOutput) -> None:
+        """A request ended, for whatever reason."""
+
+    @hookspec(firstresult=True)
+    def select_backend(self, candidates: list[str]) -> str | None:
+        """The backend that `backend=auto` takes, from usable ones, best first; None leaves the choice to others."""
+
+
+EVENTS = {
+    "on_request_added": ("request",),
+    "on_step_end": ("stats",),
+    "on_request_finished": ("request", "output"),
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A plugin, or one of its components, that was left out when the registry was loaded, and why."""
+
+    plugin: str
+    dist: str
+    version: str
+    reason: str
+    whole: bool = True  # False: one component was refused, the plugin's others are there
+
+    def __str__(self) -> str:
+        return f"{self.plugin} of {self.dist} {self.version}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class _Observer:
+    plugin: str
+    function: Callable[..., Any]
+    arguments: tuple[int, ...]  # which of the event's values it takes
+
+
+class EventBus:
+    """Calls observers of engine events. One that raises is named in the log once and never called again.
+
+    Returns at once when nobody observes; the engine emits once a step, never once a token.
+    """
+
+    def __init__(self, observers: dict[str, list[_Observer]] | None = None):
+        self._observers = {event: list((observers or {}).get(event, ())) for event in EVENTS}
+
+    @classmethod
+    def of(cls, manager: pluggy.PluginManager) -> EventBus:
+        return cls(
+            {event: [_observer(impl, names) for impl in _impls(manager, event)] for event, names in EVENTS.items()}
+        )
+
+    def has(self, event: str) -> bool:
+        """Whether anybody observes the event, for emitters whose values cost something to make."""
+        return bool(self._observers[event])
+
+    def emit(self, event: str, *values: Any) -> None:
+        """Calls every observer of `event` with its values in the order of the hook's arguments. Raises nothing."""
+        observers = self._observers[event]
+        if not observers:
+            return
+        for observer in tuple(observers):
+            try:
+                observer.function(*[values[i] for i in observer.arguments])
+            except Exception:
+                observers.remove(observer)
+                _log.exception("observer %s raised in %s and is dropped", observer.plugin, event)
+
+
+class Registry:
+    """All announced components by (kind, name), with what failed. Build a fresh one in a test with `Registry.load`."""
+
+    def __init__(self) -> None:
+        self.failures: list[Failure] = []
+        self.versions: dict[str, str] = {}
+        self.events = EventBus()
+        self._specs: dict[tuple[str, str], ComponentSpec] = {}
+        self._manager = pluggy.PluginManager("framework")
+        self._manager.add_hookspecs(FrameworkHooks)
+        self._probed: dict[tuple[str, str], str | None] = {}
+
+    @classmethod
+    def load(cls, entry_points: Iterable[EntryPoint] | None = None) -> Registry:
+        """A registry of the core's components and of every plugin that can be imported; nothing a plugin does stops it.
+
+        entry_points  stands in for those of the environment in tests
+        """
+        registry = cls()
+        version = importlib.import_module("framework").__version__
+        registry.versions[OURS] = version
+        registry._announce("core", OURS, version, CORE_COMPONENTS)
+        for ep in entry_points_of(PLUGIN_GROUP, entry_points):
+            registry._load_plugin(ep)
+        registry.events = EventBus.of(registry._manager)
+        return registry
+
+    def specs(self, kind: str | None = None) -> list[ComponentSpec]:
+        """Announced components, sorted by kind (in the order of KINDS) and name."""
+        found = [spec for spec in self._specs.values() if kind in (None, spec.kind)]
+        return sorted(found, key=lambda spec: (KINDS.index(spec.kind), spec.name))
+
+    def spec(self, kind: str, name: str) -> ComponentSpec:
+        """The announced component. PluginError lists what is installed, the nearest name, and what failed to import."""
+        assert kind in KINDS, f"kind {kind!r} is none of {KINDS}"
+        if (kind, name) in self._specs:
+            return self._specs[kind, name]
+        names = [spec.name for spec in self.specs(kind)]
+        raise PluginError(
+            f"{kind}={name}: no installed plugin provides it.{did_you_mean(name, names)} {self._installed(names)}"
+        )
+
+    def load_target(self, kind: str, name: str) -> Any:
+        """The component itself, imported now.
+
+        PluginError if it is unknown, says that it cannot be used here, or lacks an optional module.
+        """
+        spec = self.spec(kind, name)
+        reason = self.usable(kind, name)
+        if reason is not None:
+            raise PluginError(f"{kind} '{name}' cannot be used here: {reason}.{self._ways_out(spec)}")
+        return self._import(spec, spec.target)
+
+    def load_config_class(self, spec: ComponentSpec) -> type | None:
+        """The dataclass of the component's options, None if it has no options."""
+        return None if spec.config is None else self._import(spec, spec.config)
+
+    def usable(self, kind: str, name: str) -> str | None:
+        """None if the component can be used on this machine, else the reason. A probe runs once in a process."""
+        if (kind, name) not in self._probed:
+            self._probed[kind, name] = self._probe(self.spec(kind, name))
+        return self._probed[kind, name]
+
+    def auto(self, kind: str) -> ComponentSpec:
+        """The usable component of the highest priority, ours before others on a tie; a plugin may pick the backend."""
+        ranked = sorted(self.specs(kind), key=lambda spec: (-spec.priority, spec.dist != OURS, spec.name))
+        reasons = {spec.name: self.usable(kind, spec.name) for spec in ranked}
+        candidates = [name for name, reason in reasons.items() if reason is None]
+        if not candidates:
+            refused = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "none is installed"
+            raise PluginError(f"{kind}=auto: no {kind} can be used here ({refused}). {self._failed()}".rstrip())
+        chosen = self._selected(candidates) if kind == "backend" else None
+        return self.spec(kind, chosen or candidates[0])
+
+    def provider(self, kind: str, value: str) -> ComponentSpec:
+        """The component that serves `value` (an architecture, a file format), the highest priority first."""
+        serving = [spec for spec in self.specs(kind) if value in spec.provides]
+        if serving:
+            return min(serving, key=lambda spec: (-spec.priority, spec.dist != OURS, spec.name))
+        known = sorted({served for spec in self.specs(kind) for served in spec.provides})
+        raise PluginError(
+            f"no installed {kind} plugin supports {value!r}.{did_you_mean(value, known)}"
+            f" Supported: {', '.join(known) or 'nothing'}. {self._failed()}".rstrip()
+        )
+
+    def _load_plugin(self, ep: EntryPoint) -> None:
+        plugin, dist, version = f"{dist_name(ep)}:{ep.name}", dist_name(ep), dist_version(ep)
+        try:
+            self._manager.register(ep.load(), plugin)
+            self._refuse_unknown_hooks(plugin)
+            found = self._announced(plugin)
+        except (Exception, SystemExit) as error:
+            if self._manager.get_plugin(plugin) is not None:
+                self._manager.unregister(name=plugin)
+            self._fail(Failure(ep.name, dist, version, _one_line(error)))
+            return
+        self.versions[dist] = version
+        self._announce(ep.name, dist, version, found)
+
+    def _announced(self, plugin: str) -> list[ComponentSpec]:
+        impls = [impl for impl in _impls(self._manager, "framework_components") if impl.plugin_name == plugin]
+        return [spec for impl in impls for spec in impl.function()]
+
+    def _refuse_unknown_hooks(self, plugin: str) -> None:
+        known = [name for name in vars(FrameworkHooks) if not name.startswith("_")]
+        for caller in self._manager.get_hookcallers(self._manager.get_plugin(plugin)) or ():
+            if caller.name not in known:
+                raise PluginError(
+                    f"implements the hook {caller.name!r}, which is not there.{did_you_mean(caller.name, known)}"
+                )
+
+    def _announce(self, plugin: str, dist: str, version: str, specs: Iterable[ComponentSpec]) -> None:
+        for spec in specs:
+            reason = self._objection(spec)
+            if reason is None:
+                self._specs[spec.kind, spec.name] = replace(spec, dist=dist)
+            else:
+                self._fail(Failure(plugin, dist, version, reason, whole=False))
+
+    def _objection(self, spec: ComponentSpec) -> str | None:
+        """Why an announced component is left out, None if it is not."""
+        if not isinstance(spec, ComponentSpec):
+            return f"announces {spec!r}, which is no ComponentSpec"
+        label = f"{spec.kind}/{spec.name}"
+        if spec.kind not in KINDS:
+            return f"announces {label}, but there is no kind {spec.kind!r}.{did_you_mean(spec.kind, KINDS)}"
+        if spec.api[0] != API_VERSION[0] or spec.api[1] > API_VERSION[1]:
+            wanted, have = (".".join(map(str, api)) for api in (spec.api, API_VERSION))
+            return f"{label} needs plugin API {wanted}, but this is {have}. Install a release of it made for {have}"
+        bad = [text for text in (spec.target, spec.config, spec.probe) if text and not _TARGET.fullmatch(text)]
+        if bad:
+            return f"{label} points at {bad[0]!r}, which does not read 'package.module:attribute'"
+        taken = self._specs.get((spec.kind, spec.name))
+        return None if taken is None else f"{label} is refused: {taken.dist} announces a component of that name as well"
+
+    def _fail(self, failure: Failure) -> None:
+        self.failures.append(failure)
+        _log.warning("plugin %s. It is left out.", failure)
+
+    def _probe(self, spec: ComponentSpec) -> str | None:
+        if spec.probe is None:
+            return None
+        try:
+            reason = self._import(spec, spec.probe)()
+        except Exception as error:  # a probe that breaks is an answer too: not usable, and this is why
+            return _one_line(error)
+        return None if reason is None else str(reason).rstrip(".")
+
+    def _import(self, spec: ComponentSpec, target: str) -> Any:
+        module_name, _, attribute = target.partition(":")
+        try:
+            value: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            missing = error.name or "?"
+            if missing.partition(".")[0] == module_name.partition(".")[0]:
+                raise  # a part of its own is missing: the plugin's bug, whose trace is worth keeping
+            hint = f"Install it with: pip install '{spec.dist}[{spec.extra}]'" if spec.extra else "Install that module"
+            raise PluginError(f"{_label(spec)} needs the module {missing!r}. {hint}") from error
+        for part in attribute.split("."):
+            if not hasattr(value, part):
+                raise PluginError(f"{_label(spec)} points at {target!r}, which is not there")
+            value = getattr(value, part)
+        return value
+
+    def _selected(self, candidates: list[str]) -> str | None:
+        for impl in reversed(_impls(self._manager, "select_backend")):  # pluggy's order: the last registered first
+            try:
+                chosen = impl.function(*[list(candidates) for _ in impl.argnames])
+            except Exception as error:
+                _log.warning(
+                    "plugin %s raised in select_backend and is not asked: %s", impl.plugin_name, _one_line(error)
+                )
+                continue
+            if chosen is None:
+                continue
+            if chosen not in candidates:
+                raise PluginError(
+                    f"backend=auto: plugin {impl.plugin_name} selected {chosen!r}, which cannot be used here."
+                    f" Usable: {', '.join(candidates)}. Name one with backend=NAME"
+                )
+            return str(chosen)
+        return None
+
+    def _ways_out(self, spec: ComponentSpec) -> str:
+        others = [s.name for s in self.specs(spec.kind) if s.name != spec.name and self.usable(s.kind, s.name) is None]
+        auto = f"{spec.kind}=auto to pick one" if spec.kind in ("backend", "attention") and others else ""
+        named = " or ".join(f"{spec.kind}={name}" for name in others[:3])
+        return f" Use {', or '.join(way for way in (auto, named) if way)}" if others else ""
+
+    def _installed(self, names: list[str]) -> str:
+        return f"Installed: {', '.join(names) or 'none'}. {self._failed()}".rstrip()
+
+    def _failed(self) -> str:
+        broken = ", ".join(f"{failure.plugin} ({failure.reason})" for failure in self.failures if failure.whole)
+        refused = "; ".join(failure.reason for failure in self.failures if not failure.whole)
+        sentences = (f"Failed to import: {broken}." if broken else "", f"Left out: {refused}." if refused else "")
+        return " ".join(sentence for sentence in sentences if sentence)
+
+
+_lock = threading.Lock()
+_registry: Registry | None = None
+
+
+def registry() -> Registry:
+    """The registry of this process, loaded at the first call."""
+    global _registry
+    with _lock:
+        if _registry is None:
+            _registry = Registry.load()
+        return _registry
+
+
+def _label(spec: ComponentSpec) -> str:
+    return f"{spec.kind} '{spec.name}' of {spec.dist}"
+
+
+def _impls(manager: pluggy.PluginManager, hook: str) -> list[pluggy.HookImpl]:
+    return list(getattr(manager.hook, hook).get_hookimpls())
+
+
+def _observer(impl: pluggy.HookImpl, names: tuple[str, ...]) -> _Observer:
+    return _Observer(impl.plugin_name, impl.function, tuple(names.index(name) for name in impl.argnames))
+
+
+def _one_line(error: BaseException) -> str:
+    """The error in one line; its class stands before the text unless the text alone says it."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, (ModuleNotFoundError, PluginError)) and text else f"{type(error).__name__}: {text}"

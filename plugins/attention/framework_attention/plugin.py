@@ -1,0 +1,12 @@
+"""What framework_attention announces: names only, so that nothing heavy is imported before a component is selected."""
+
+from __future__ import annotations
+
+from framework.plugins import ComponentSpec, hookimpl
+
+
+@hookimpl
+def framework_components() -> list[ComponentSpec]:
+    return [
+        ComponentSpec("attention", "cpu", "framework_attention.cpu:CpuAttention"),
+    ]

@@ -1,0 +1,1 @@
+"""Backends: the devices that an engine runs on."""

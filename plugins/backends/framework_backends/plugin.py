@@ -1,0 +1,12 @@
+"""What framework_backends announces: names only, so that nothing heavy is imported before a component is selected."""
+
+from __future__ import annotations
+
+from framework.plugins import ComponentSpec, hookimpl
+
+
+@hookimpl
+def framework_components() -> list[ComponentSpec]:
+    return [
+        ComponentSpec("backend", "cpu", "framework_backends.cpu:CpuBackend"),
+    ]

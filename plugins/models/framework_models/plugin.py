@@ -1,0 +1,13 @@
+"""What framework_models announces: names only, so that nothing heavy is imported before a component is selected."""
+
+from __future__ import annotations
+
+from framework.plugins import ComponentSpec, hookimpl
+
+
+@hookimpl
+def framework_components() -> list[ComponentSpec]:
+    return [
+        ComponentSpec("model", "llama", "framework_models.llama:Llama", provides=("LlamaForCausalLM",)),
+        ComponentSpec("model", "qwen3", "framework_models.qwen3:Qwen3", provides=("Qwen3ForCausalLM",)),
+    ]

@@ -1,0 +1,1 @@
+"""Sampler stages: thresholds, and the draws that end a pipeline."""

@@ -1,0 +1,1 @@
+"""Scheduling policies; the default scheduler itself is in the core."""
