@@ -12,15 +12,17 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from framework.errors import ConfigError, NotBuiltError, did_you_mean
+
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class ComponentConfig:
-    """A part chosen by name, with the options of its own config class (checked against it when the part is resolved)."""
+    """A part chosen by name, with the options of its own config class (`composing` has checked them against it)."""
 
     name: str
-    options: Mapping[str, Any] = EMPTY
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,15 @@ class EngineOptions:
     graphs: str = "auto"  # auto, off
     load_format: str = "auto"  # auto or a loader plugin
 
+    def __post_init__(self) -> None:
+        _one_of("engine.dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        _at_least("engine.max_model_len", self.max_model_len, 2)
+        _one_of("engine.graphs", self.graphs, ("auto", "off"))
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise ConfigError(f"engine.seed={self.seed} is outside of [-2^63, 2^64). Choose one inside, or null")
+        if self.async_scheduling:
+            raise NotBuiltError("engine.async_scheduling=true is not built yet. Use engine.async_scheduling=false")
+
 
 @dataclass(frozen=True)
 class KVCacheConfig:
@@ -52,6 +63,14 @@ class KVCacheConfig:
     dtype: str = "auto"
     prefix_caching: bool = True
 
+    def __post_init__(self) -> None:
+        _at_least("kv_cache.block_size", self.block_size, 1)
+        _at_least("kv_cache.num_blocks", self.num_blocks, 2)
+        if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
+            raise ConfigError(f"kv_cache.memory_fraction={self.memory_fraction} is outside of (0, 1]")
+        if self.dtype != "auto":
+            raise NotBuiltError(f"kv_cache.dtype={self.dtype} is not built yet. Use kv_cache.dtype=auto")
+
 
 @dataclass(frozen=True)
 class SchedulerConfig:
@@ -60,7 +79,14 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 2048
     chunked_prefill: bool = True
     preemption: str = "recompute"  # recompute, swap
-    options: Mapping[str, Any] = EMPTY  # of a third-party scheduler
+    options: Mapping[str, Any] = field(default_factory=dict)  # of a third-party scheduler
+
+    def __post_init__(self) -> None:
+        _at_least("scheduler.max_num_seqs", self.max_num_seqs, 1)
+        _at_least("scheduler.max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        _one_of("scheduler.preemption", self.preemption, ("recompute", "swap"))
+        if self.preemption == "swap":
+            raise NotBuiltError("scheduler.preemption=swap is not built yet. Use scheduler.preemption=recompute")
 
 
 @dataclass(frozen=True)
@@ -69,7 +95,7 @@ class StageConfig:
 
     key: str
     name: str
-    options: Mapping[str, Any] = EMPTY
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,7 +105,11 @@ class SamplerConfig:
     name: str = "gumbel"
     stages: tuple[StageConfig, ...] = ()
     logprobs_mode: str = "raw_logprobs"
-    params: Mapping[str, Any] = EMPTY
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        modes = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
+        _one_of("sampler.logprobs_mode", self.logprobs_mode, modes)
 
 
 @dataclass(frozen=True)
@@ -99,6 +129,12 @@ class Config:
     grammar: ComponentConfig = ComponentConfig("none")
     executor: ComponentConfig = ComponentConfig("inprocess")
 
+    def __post_init__(self) -> None:
+        for group in ("spec_decode", "kv_connector", "grammar"):
+            name = getattr(self, group).name
+            if name != "none":
+                raise NotBuiltError(f"{group}={name} is not built yet. Use {group}=none")
+
 
 def compose(words: Sequence[str] = ()) -> Config:
     """Config for command-line words (`backend=cpu`, `+sampler=gumbel`, `scheduler.max_num_seqs=16`, ...).
@@ -109,3 +145,14 @@ def compose(words: Sequence[str] = ()) -> Config:
     from framework.composing import compose_config
 
     return compose_config(list(words))
+
+
+def _one_of(key: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{key}={value}: there is no such choice.{did_you_mean(str(value), choices)}"
+                          f" Choices: {', '.join(choices)}")  # fmt: skip
+
+
+def _at_least(key: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise ConfigError(f"{key}={value} is too small. Use {least} or more")

@@ -1,0 +1,328 @@
+"""Composes the YAML files with Hydra and turns the result into frozen dataclasses, every node checked.
+
+Hydra and omegaconf are imported here and in the command line, nowhere else. Hydra's global state is not touched:
+composing works inside somebody else's Hydra program, in threads, and any number of times in a process.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import yaml
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from hydra.version import VersionBase
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from framework.config import (
+    ComponentConfig,
+    Config,
+    EngineOptions,
+    KVCacheConfig,
+    ModelConfig,
+    SamplerConfig,
+    SchedulerConfig,
+    StageConfig,
+)
+from framework.discovery import conf_roots, group_options, shadowed_files
+from framework.errors import ConfigError, did_you_mean
+from framework.plugins import registry
+from framework.promised import refuse_key
+from framework.request import SamplingParams
+from framework.runs import RunArgs
+from framework.stage_order import Place, solve_order
+from framework.words import TEXT_KEYS, Roots, Vocabulary, command_words, override_words
+
+COMPONENT_GROUPS = ("backend", "attention", "policy", "spec_decode", "kv_connector", "grammar", "executor")
+NODES = ("model", "engine", "kv_cache", "scheduler", "sampler", *COMPONENT_GROUPS, "run")
+KIND_OF_GROUP = {"spec_decode": "drafter"}
+UNBOUND = {"auto", "none"}
+"""Names that stand for no component: the builder chooses one, or there is none."""
+PLACE_KEYS = ("order", "before", "after")
+PARAMS = tuple(f.name for f in fields(SamplingParams) if f.name != "stages")  # sampler.stages is the pipeline itself
+
+_log = logging.getLogger("framework")
+_hydra_lock = threading.Lock()
+
+
+def compose_config(words: Sequence[str]) -> Config:
+    """The Config of `LLM(overrides=words)`. Raises ConfigError, PluginError or NotBuiltError, in one line."""
+    roots = search_roots()
+    return parts_of(load(override_words(words, Vocabulary.read(roots)), roots))[0]
+
+
+def compose_run(words: Sequence[str]) -> tuple[Config, ComponentConfig, RunArgs]:
+    """What a command line of these words (no flags) would run."""
+    roots = search_roots()
+    return parts_of(load(command_words(words, Vocabulary.read(roots)), roots))
+
+
+def search_roots(config_dir: str | None = None) -> Roots:
+    """Configuration folders in the order in which they win: ours, the user's, those of plugins."""
+    ours, *plugins = conf_roots()
+    if config_dir is None:
+        roots = [ours, *plugins]
+    elif Path(config_dir).is_dir():
+        roots = [ours, ("--config-dir", Path(config_dir).resolve()), *plugins]
+    else:
+        raise ConfigError(f"--config-dir={config_dir}: there is no such folder")
+    for sentence in shadowed_files(roots):
+        _log.warning(sentence)
+    return roots
+
+
+def load(hydra_words: Sequence[str], roots: Roots, config_name: str = "config") -> DictConfig:
+    """The composed tree of words that `framework.words` has rewritten. ConfigError for what Hydra refuses."""
+    Plugins.instance()  # its first use registers the sources behind pkg:// and file://
+    search_path = ConfigSearchPathImpl()
+    search_path.append("hydra", "pkg://hydra.conf")
+    for number, (dist, folder) in enumerate(roots):
+        search_path.append("main" if number == 0 else dist, f"file://{folder}")
+    search_path.append("schema", "structured://")
+    with _version_base_restored():
+        try:
+            loader = ConfigLoaderImpl(config_search_path=search_path)
+            return loader.load_configuration(config_name, list(hydra_words), RunMode.RUN, from_shell=False)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(one_line(error)) from error
+
+
+def parts_of(cfg: DictConfig) -> tuple[Config, ComponentConfig, RunArgs]:
+    """Frozen dataclasses of a composed tree; every key is known and every value has its type, or an error names it."""
+    nodes = {str(key): _plain(cfg, str(key)) for key in cfg if key != "hydra"}
+    _refuse_unknown("", nodes, (*NODES, *TEXT_KEYS))
+    for group in NODES:
+        if not isinstance(nodes.get(group), dict):
+            raise ConfigError(f"{group}: must be a mapping of keys, got {nodes.get(group)!r}")
+    config = Config(
+        model=_model(nodes["model"]),
+        engine=_engine(nodes["engine"]),
+        kv_cache=KVCacheConfig(**conform(KVCacheConfig, nodes["kv_cache"], "kv_cache")),
+        scheduler=_scheduler(nodes["scheduler"]),
+        sampler=_sampler(nodes["sampler"]),
+        **{group: _component(group, nodes[group]) for group in COMPONENT_GROUPS},
+    )
+    return config, _component("run", nodes["run"]), _run_args(nodes)
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of an error that says something; what Hydra and omegaconf write below it is about themselves."""
+    cause = error.__cause__ or error.__context__
+    text = str(error).strip() or (str(cause).strip() if cause else "")
+    key = getattr(error, "full_key", None) or getattr(cause, "full_key", None)
+    line = text.splitlines()[0] if text else type(error).__name__
+    return f"{key}: {line}" if key and key not in line else line
+
+
+# ------------------------------------------------------------------------------------------------------ nodes
+
+
+def _model(node: Mapping[str, Any]) -> ModelConfig:
+    config = ModelConfig(**conform(ModelConfig, node, "model"))
+    if config.name != "auto":
+        registry().spec("model", config.name)
+    return config
+
+
+def _engine(node: Mapping[str, Any]) -> EngineOptions:
+    # `off` is false to YAML, though not on the command line.
+    node = {**node, "graphs": "off"} if node.get("graphs") is False else node
+    options = EngineOptions(**conform(EngineOptions, node, "engine"))
+    if options.load_format != "auto":
+        registry().spec("loader", options.load_format)
+    return options
+
+
+def _scheduler(node: Mapping[str, Any]) -> SchedulerConfig:
+    own = [f.name for f in fields(SchedulerConfig) if f.name != "options"]
+    values = conform(
+        SchedulerConfig, {key: node[key] for key in own if key in node}, "scheduler", leave_out=("options",)
+    )
+    theirs = {key: value for key, value in node.items() if key not in own}
+    return SchedulerConfig(**values, options=_options("scheduler", values["name"], theirs, "scheduler", own))
+
+
+def _component(group: str, node: Mapping[str, Any]) -> ComponentConfig:
+    name = _name(group, node)
+    rest = {key: value for key, value in node.items() if key != "name"}
+    return ComponentConfig(name, _options(KIND_OF_GROUP.get(group, group), name, rest, group, ("name",)))
+
+
+def _sampler(node: Mapping[str, Any]) -> SamplerConfig:
+    _refuse_unknown("sampler.", node, ("name", "stages", "logprobs_mode", *PARAMS))
+    params = {key: node[key] for key in PARAMS if node.get(key) is not None}
+    try:
+        SamplingParams(**params)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error).replace("SamplingParams.", "sampler.", 1)) from error
+    mode = node.get("logprobs_mode")
+    if not isinstance(mode, str):
+        raise ConfigError(f"sampler.logprobs_mode={mode!r} must be a word, such as raw_logprobs")
+    return SamplerConfig(_name("sampler", node), _stages(node.get("stages")), mode, params)
+
+
+def _stages(nodes: Any) -> tuple[StageConfig, ...]:
+    if not isinstance(nodes, dict):
+        raise ConfigError("sampler.stages must map names to stages. Choose a pipeline, such as sampler=gumbel")
+    for key, node in nodes.items():
+        if not isinstance(node, dict | None):
+            raise ConfigError(
+                f"sampler.stages.{key}={node!r} must be a mapping with a name, or null to remove the stage"
+            )
+    present = {key: node for key, node in nodes.items() if node is not None}
+    configs = {key: _stage(key, node) for key, node in present.items()}
+    places = {key: _place(f"sampler.stages.{key}", node) for key, node in present.items()}
+    return tuple(configs[key] for key in solve_order(places, _absent_places(places, nodes)))
+
+
+def _stage(key: str, node: Mapping[str, Any]) -> StageConfig:
+    path = f"sampler.stages.{key}"
+    name = _name(path, node)
+    rest = {word: value for word, value in node.items() if word not in ("name", *PLACE_KEYS)}
+    return StageConfig(key, name, _options("stage", name, rest, path, ("name", *PLACE_KEYS)))
+
+
+def _place(path: str, node: Mapping[str, Any]) -> Place:
+    order = node.get("order")
+    if order is not None and (isinstance(order, bool) or not isinstance(order, int | float)):
+        raise ConfigError(f"{path}.order={order!r} must be a number; ours stand at 100, 200, ... 1100")
+    anchors = {}
+    for word in ("before", "after"):
+        names = [node[word]] if isinstance(node.get(word), str) else node.get(word) or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ConfigError(f"{path}.{word}={node[word]!r} must be the name of a stage or a list of names")
+        anchors[word] = tuple(names)
+    return Place(order, **anchors)
+
+
+def _absent_places(places: Mapping[str, Place], nodes: Mapping[str, Any]) -> dict[str, Place]:
+    """Places of stages that some anchor may name though this pipeline lacks them: removed, or of another sampler."""
+    named = {name for place in places.values() for name in (*place.before, *place.after)}
+    if named <= set(places):
+        return {}
+    absent = {key: Place() for key in nodes}
+    for option, (_, path) in group_options(conf_roots()).get("sampler/stage", {}).items():
+        absent[option] = _place(f"sampler/stage/{option}.yaml", yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    return absent
+
+
+def _run_args(nodes: Mapping[str, Any]) -> RunArgs:
+    texts = {key: nodes.get(key) for key in TEXT_KEYS if key != "trace"}
+    for key, text in texts.items():
+        if not isinstance(text, str | None):
+            raise ConfigError(f"{key}={text!r} must be text. In a YAML file, quote it")
+    for key in ("prompt", "system"):
+        texts[key] = _read_at(key, texts[key])
+    return RunArgs(**texts, options={key: value for key, value in nodes["run"].items() if key != "name"})
+
+
+def _read_at(key: str, text: str | None) -> str | None:
+    if text is None or not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise ConfigError(
+            f"{key}={text}: cannot read the file ({reason}). Text that begins with @ goes in a file"
+        ) from None
+
+
+# ----------------------------------------------------------------------------------------------------- checks
+
+
+def conform(cls: type, values: Mapping[str, Any], path: str, leave_out: Sequence[str] = ()) -> dict[str, Any]:
+    """`values` as fields of the dataclass `cls`, defaults filled in, each value converted to its field's type.
+
+    ConfigError names the key for an unknown one (with the nearest), a value of the wrong type, or a missing one.
+    """
+    assert is_dataclass(cls), f"{cls} of {path} is no dataclass"
+    hints = get_type_hints(cls)
+    known = [f for f in fields(cls) if f.init and f.name not in leave_out]
+    _refuse_unknown(f"{path}.", values, [f.name for f in known])
+    for name, value in values.items():
+        _refuse_lossy(f"{path}.{name}", hints[name], value)
+    schema = make_dataclass(cls.__name__, [(f.name, hints[f.name], _default(f)) for f in known], kw_only=True)
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(schema), dict(values))
+        return dict(OmegaConf.to_container(merged, throw_on_missing=True))  # type: ignore[arg-type]
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{path}.{getattr(error, 'key', '?')} needs a value. Add {path}.{error.key}=VALUE") from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{path}.{error.full_key or error.key}: {one_line(error)}") from error
+
+
+def _options(kind: str, name: str, values: Mapping[str, Any], path: str, also: Sequence[str]) -> Mapping[str, Any]:
+    """Options of a component, checked with its own config dataclass; without one it takes none.
+
+    also  keys of the node that are not options, for the message
+    """
+    spec = None if name in UNBOUND else registry().spec(kind, name)
+    cls = None if spec is None else registry().load_config_class(spec)
+    if cls is None:
+        _refuse_unknown(f"{path}.", values, also)
+        return {}
+    _refuse_unknown(f"{path}.", values, (*also, *(f.name for f in fields(cls))))
+    return conform(cls, values, path)
+
+
+def _name(path: str, node: Mapping[str, Any]) -> str:
+    name = node.get("name")
+    if not isinstance(name, str) or not name:
+        raise ConfigError(
+            f"{path}.name={name!r} must name a component. Choose it by its group, or write {path}.name=NAME"
+        )
+    return name
+
+
+def _refuse_unknown(prefix: str, values: Mapping[str, Any], known: Sequence[str]) -> None:
+    for key in values:
+        if key not in known:
+            refuse_key(f"{prefix}{key}")
+            raise ConfigError(
+                f"{prefix}{key}: there is no such key.{did_you_mean(str(key), known)} Known: {', '.join(known)}"
+            )
+
+
+def _refuse_lossy(key: str, hint: Any, value: Any) -> None:
+    """omegaconf would turn 1.5 into 1 for an integer, and a number or a switch into text."""
+    kinds = set(get_args(hint)) or {hint}
+    if isinstance(value, float) and int in kinds and float not in kinds:
+        raise ConfigError(f"{key}: Value '{value}' of type 'float' could not be converted to Integer")
+    if isinstance(value, bool) and str in kinds and bool not in kinds:
+        raise ConfigError(f"{key}: Value '{value}' of type 'bool' must be a word. In a YAML file, quote it")
+
+
+def _default(item: Any) -> Any:
+    if item.default_factory is not MISSING:
+        return field(default_factory=item.default_factory)
+    return field(default="???" if item.default is MISSING else item.default)
+
+
+def _plain(cfg: DictConfig, key: str) -> Any:
+    try:
+        node = cfg[key]
+        return OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if OmegaConf.is_config(node) else node
+    except OmegaConfBaseException as error:
+        raise ConfigError(one_line(error)) from error
+
+
+@contextmanager
+def _version_base_restored() -> Iterator[None]:
+    """Hydra notes a default `version_base` in a global when there is none yet; takes it back for the program around."""
+    with _hydra_lock:
+        before = VersionBase.instance().version_base
+        try:
+            yield
+        finally:
+            VersionBase.instance().version_base = before
