@@ -158,12 +158,12 @@ class SchedulerOutput:
 class InputBatch:
     """Views of fixed device buffers for one step; `step_ops.prepare` fills them whole.
 
-    T tokens, R batch rows, L logits rows. All index tensors int64 unless said otherwise, for torch indexing.
+    T tokens, R batch rows, L logits rows. Tensors are int64 unless said otherwise, for torch indexing.
 
-    input_ids             [T] token ids
+    input_ids             [T] int32 token ids
     positions             [T] position of each token in its own sequence
-    query_start_loc       [R + 1] int32; row r owns tokens query_start_loc[r] .. query_start_loc[r + 1]
-    seq_lens              [R] int32 readable context after this step's tokens are written; 0 for padding rows
+    query_start_loc       [R + 1]; row r owns tokens query_start_loc[r] .. query_start_loc[r + 1]
+    seq_lens              [R] readable context after this step's tokens are written; 0 for padding rows
     idx_mapping           [R] batch row -> req_idx; padding rows point at NULL_ROW
     logits_indices        [L] token whose hidden state gives logits row l
     expanded_idx_mapping  [L] logits row -> req_idx

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from framework.batch import Column, Field, InputBatch, NewRequest, Rows, SchedulerOutput, StepOutput
     from framework.request import NewTokens, Request, SamplingParams
 
-API_VERSION = (1, 0)
-
 # ---------------------------------------------------------------------------------------------- capabilities
 
 

@@ -1,0 +1,1 @@
+"""The engine: admission, the step loop, text and outputs, and the offline API."""

@@ -1,0 +1,216 @@
+"""From what a caller passed to a `Request`: every check that needs the model or the tokenizer happens here.
+
+Nothing has run when a check fails, and the error names the prompt's index, the field, the value and the way out.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from framework.errors import NotBuiltError, RequestError, did_you_mean
+from framework.request import Request, SamplingParams
+from framework.rng import child_seed
+
+if TYPE_CHECKING:
+    from framework.sampling.pipeline import SamplerPipeline
+    from framework.tokenizer import Tokenizer
+
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "priority", "lora")
+_SEED_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as the caller gave it, with its keys checked and its text turned into ids."""
+
+    token_ids: list[int]
+    text: str | None
+    cache_salt: str | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the model and the configuration allow. eos_token_ids: ids that end a request unless `ignore_eos`."""
+
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    policy: str
+    engine_seed: int | None
+
+
+class Admission:
+    """Makes `Request`s. `defaults` stand where the caller passes no parameters at all."""
+
+    def __init__(
+        self, limits: Limits, tokenizer: Tokenizer | None, pipeline: SamplerPipeline, defaults: SamplingParams
+    ) -> None:
+        self.limits, self.tokenizer, self.defaults = limits, tokenizer, defaults
+        self._pipeline = pipeline
+        self._count = 0
+
+    def request(self, request_id: str, prompt: Any, params: SamplingParams | None) -> Request:
+        """A checked request. Raises RequestError, NotBuiltError or TypeError."""
+        return self._make(request_id, self.prompt(prompt), self.params(params))
+
+    def requests(
+        self, request_ids: Sequence[str], prompts: Sequence[Any], params: Sequence[SamplingParams | None]
+    ) -> list[Request]:
+        """All of them or none: an error names the index of the prompt it is about."""
+        made = []
+        for index, (prompt, p) in enumerate(zip(prompts, params, strict=True)):
+            try:
+                made.append((self.prompt(prompt), self.params(p)))
+                self._check_length(*made[-1])
+            except (ValueError, TypeError) as e:
+                raise type(e)(f"prompt {index}: {e}") from None
+        return [self._make(i, *pair) for i, pair in zip(request_ids, made, strict=True)]
+
+    # ------------------------------------------------------------------------------------------------- prompts
+
+    def prompt(self, prompt: Any) -> Prompt:
+        """`prompt` in any of its public forms: str, list of ids, or a dict with `prompt` or `prompt_token_ids`.
+
+        A `Prompt` is one whose text has been turned into ids already, as `chat` does without adding special tokens.
+        """
+        if isinstance(prompt, Prompt):
+            return prompt
+        keys = self._keys(prompt) if isinstance(prompt, Mapping) else {}
+        given = [k for k in ("prompt", "prompt_token_ids") if k in keys]
+        if isinstance(prompt, Mapping):
+            if len(given) != 1:
+                raise RequestError(
+                    f"a prompt dict needs exactly one of prompt, prompt_token_ids; got {given or 'none'}"
+                )
+            prompt = keys[given[0]]
+            wanted = str if given[0] == "prompt" else Sequence
+            if not isinstance(prompt, wanted) or (wanted is Sequence and isinstance(prompt, str)):
+                raise TypeError(
+                    f"{given[0]} must be {'a string' if wanted is str else 'a list of ids'}, got {prompt!r}"
+                )
+        text = prompt if isinstance(prompt, str) else None
+        ids = self._encode(prompt) if isinstance(prompt, str) else self._check_ids(prompt)
+        if not ids:
+            raise RequestError("the prompt is empty; give at least one token")
+        return Prompt(ids, text, self._salt(keys.get("cache_salt")), self._priority(keys.get("priority", 0)))
+
+    def _keys(self, prompt: Mapping[str, Any]) -> Mapping[str, Any]:
+        for key in prompt:
+            if key not in _PROMPT_KEYS:
+                raise RequestError(f"a prompt dict has no key '{key}'.{did_you_mean(str(key), _PROMPT_KEYS)}")
+        for key in ("prompt_embeds", "lora"):
+            if prompt.get(key) is not None:
+                raise NotBuiltError(f"{key} is not built yet; leave it out of the prompt")
+        return prompt
+
+    def _encode(self, text: str) -> list[int]:
+        if self.tokenizer is None:
+            raise RequestError("the model has no tokenizer, so a text prompt cannot be read; pass prompt_token_ids")
+        return self.tokenizer.encode(text)
+
+    def _check_ids(self, ids: Any) -> list[int]:
+        if not isinstance(ids, Sequence):
+            raise TypeError(f"a prompt must be a string, a list of token ids or a dict, got {type(ids).__name__}")
+        ids, vocab = list(ids), self.limits.vocab_size
+        for place, i in enumerate(ids):
+            if isinstance(i, bool) or not isinstance(i, int):
+                raise TypeError(f"prompt_token_ids[{place}] must be an integer, got {i!r}")
+            if not 0 <= i < vocab:
+                raise RequestError(f"prompt_token_ids[{place}] is {i}, outside the vocabulary 0..{vocab - 1}")
+        return ids
+
+    @staticmethod
+    def _salt(salt: Any) -> str | None:
+        if salt is not None and (not isinstance(salt, str) or not salt):
+            raise RequestError(f"cache_salt must be a non-empty string, got {salt!r}")
+        return salt
+
+    def _priority(self, priority: Any) -> int:
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise TypeError(f"priority must be an integer, got {priority!r}")
+        if priority and self.limits.policy != "priority":
+            raise RequestError(
+                f"priority={priority} needs policy=priority, but policy={self.limits.policy}; "
+                "leave priority out or start the engine with policy=priority"
+            )
+        return priority
+
+    # ---------------------------------------------------------------------------------------------- parameters
+
+    def params(self, params: SamplingParams | None) -> SamplingParams:
+        """The caller's parameters, checked against model, tokenizer and pipeline; the defaults for None."""
+        if params is None:
+            return self.defaults
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
+        self.check(params)
+        return params
+
+    def check(self, params: SamplingParams) -> None:
+        """Raises for what cannot be served here."""
+        _refuse_unbuilt(params)
+        vocab = self.limits.vocab_size
+        for i in params.stop_token_ids:
+            if i >= vocab:
+                raise RequestError(f"stop_token_ids holds {i}, outside the vocabulary 0..{vocab - 1}")
+        if params.logprobs is not None and params.logprobs > vocab:
+            raise RequestError(f"logprobs={params.logprobs} is more than the vocabulary of {vocab} tokens")
+        self._pipeline.validate(params)
+
+    # ------------------------------------------------------------------------------------------------ requests
+
+    def _check_length(self, prompt: Prompt, params: SamplingParams) -> int:
+        """Most tokens of prompt and output together."""
+        n, limit = len(prompt.token_ids), self.limits.max_model_len
+        if n >= limit:
+            raise RequestError(
+                f"the prompt has {n} tokens but engine.max_model_len is {limit} and one token must be left to generate. "
+                "Shorten the prompt or raise engine.max_model_len"
+            )
+        return limit if params.max_tokens is None else min(limit, n + params.max_tokens)
+
+    def _make(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Request:
+        total = self._check_length(prompt, params)
+        index, self._count = self._count, self._count + 1
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=prompt.token_ids,
+            params=params,
+            seed=self._seed(params.seed, index),
+            max_total_tokens=total,
+            arrival_time=time.time(),
+            arrival_index=index,
+            priority=prompt.priority,
+            eos_token_ids=frozenset() if params.ignore_eos else self.limits.eos_token_ids,
+            stop_token_ids=frozenset(params.stop_token_ids),
+            cache_salt=prompt.cache_salt,
+            prompt=prompt.text,
+        )
+
+    def _seed(self, seed: int | None, index: int) -> int:
+        """The request's seed, or one of its own: of engine.seed and its arrival, else of the system."""
+        if seed is not None:
+            return seed & _SEED_MASK
+        if self.limits.engine_seed is not None:
+            # +1: child 0 would be engine.seed itself, the seed of everybody who passes that number.
+            return child_seed(self.limits.engine_seed & _SEED_MASK, index + 1)
+        return int.from_bytes(os.urandom(8), "little")
+
+
+def _refuse_unbuilt(params: SamplingParams) -> None:
+    """What the engine itself does not do yet; what concerns the sampler is refused by the pipeline."""
+    unbuilt = {
+        "n": params.n > 1,
+        "stop": bool(params.stop),
+        "min_tokens": params.min_tokens > 0,
+        "prompt_logprobs": params.prompt_logprobs is not None,
+        "include_stop_str_in_output": params.include_stop_str_in_output,
+    }
+    for name, asked in unbuilt.items():
+        if asked:
+            raise NotBuiltError(f"SamplingParams.{name}={getattr(params, name)!r} is not built yet; leave it out")

@@ -1,0 +1,159 @@
+"""The offline API: a list of prompts in, a list of outputs out. Everything it does goes through `llm.engine`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from framework.config import Config, compose
+from framework.engine.admission import Prompt
+from framework.engine.build import build_engine
+from framework.engine.progress import Progress
+from framework.errors import NotBuiltError, RequestError
+from framework.request import RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from framework.engine.engine import Engine
+
+
+class LLM:
+    """An engine with its model, for offline generation. Usable as a context manager.
+
+    model      hub id, folder, GGUF file or `package:NAME`; None = the configuration's default model
+    overrides  words of the command line, with or without `+`: ["backend=cpu", "sampler=gumbel"]
+    config     a `framework.config.Config` written by hand, instead of overrides
+    Raises ConfigError, PluginError, CheckpointError or NotBuiltError.
+    """
+
+    engine: Engine
+
+    def __init__(
+        self, model: str | None = None, *, overrides: Sequence[str] = (), config: Config | None = None
+    ) -> None:
+        if config is not None and (overrides or model is not None):
+            raise ValueError("pass config alone, or model and overrides; a config already says both")
+        if isinstance(overrides, str):
+            raise TypeError(f"overrides must be a list of words, got the string {overrides!r}")
+        if config is None:
+            config = compose(list(overrides))
+        if model is not None:
+            config = replace(config, model=replace(config.model, path=_path_word(model)))
+        self._ids = count()
+        self.engine = build_engine(config)
+
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | None = None,
+        stream: bool = False,
+    ) -> list[RequestOutput]:
+        """Outputs in the order of the prompts.
+
+        prompts          one prompt or a list: str, list of ids, or a dict with `prompt` or `prompt_token_ids`;
+                         a list of ints is one prompt
+        sampling_params  one for all, or one for each; None = the configured defaults
+        use_tqdm         None shows a progress bar when stderr is a terminal
+        All prompts are checked before any runs: an error names the index, and nothing has run.
+        """
+        if stream:
+            raise NotBuiltError("generate(stream=True) is not built yet; use llm.engine with output_kind='delta'")
+        items = _prompt_list(prompts)
+        params = _params_list(sampling_params, len(items))
+        ids = [str(next(self._ids)) for _ in items]
+        self.engine.add_requests(ids, items, params)
+        return self._run(ids, use_tqdm)
+
+    def chat(
+        self,
+        messages: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | None = None,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Like `generate`, of one conversation (a list of messages with `role` and `content`) or a list of them."""
+        tokenizer = self.engine.tokenizer
+        if tokenizer is None:
+            raise RequestError("the model has no tokenizer, so there is no chat template; use generate with token ids")
+        if not messages:
+            return []
+        chats = [messages] if isinstance(messages[0], Mapping) else list(messages)
+        params = _params_list(sampling_params, len(chats))
+        options = dict(chat_template_kwargs or {})
+        prompts = []
+        for chat in chats:
+            text = tokenizer.apply_chat_template(chat, add_generation_prompt=add_generation_prompt, **options)
+            prompts.append(Prompt(tokenizer.encode(text, add_special_tokens=False), text))
+        ids = [str(next(self._ids)) for _ in prompts]
+        self.engine.add_requests(ids, prompts, params)
+        return self._run(ids, use_tqdm)
+
+    def _run(self, ids: Sequence[str], use_tqdm: bool | None) -> list[RequestOutput]:
+        show = sys.stderr.isatty() if use_tqdm is None else use_tqdm
+        done: dict[str, RequestOutput] = {}
+        with Progress(len(ids), self.engine, show) as progress:
+            try:
+                while len(done) < len(ids):
+                    finished = [o for o in self.engine.step() if o.finished]
+                    done.update((o.request_id, o) for o in finished)
+                    progress.update(len(finished))
+            except BaseException:
+                for request_id in ids:
+                    self.engine.abort(request_id)
+                raise
+        return [done[i] for i in ids]
+
+    def reconfigure(self, overrides: Sequence[str]) -> None:
+        raise NotBuiltError("LLM.reconfigure is not built yet; close this LLM and make another one")
+
+    def close(self) -> None:
+        """Aborts what runs and frees the model. The object cannot be used afterwards."""
+        engine = self.__dict__.pop("engine", None)
+        if engine is not None:
+            engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "engine":
+            raise RuntimeError("this LLM is closed; make another one")
+        raise AttributeError(f"'LLM' object has no attribute {name!r}")
+
+
+def _path_word(model: Any) -> str:
+    if not isinstance(model, str) and not hasattr(model, "__fspath__"):
+        raise TypeError(f"model must be a hub id or a path, got {model!r}")
+    return str(model)
+
+
+def _prompt_list(prompts: Any) -> list[Any]:
+    """A list of prompts; one str, dict or list of ids is one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise TypeError(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}")
+    is_one = bool(prompts) and all(isinstance(p, int) for p in prompts)
+    return [list(prompts)] if is_one else list(prompts)
+
+
+def _params_list(params: Any, count: int) -> list[SamplingParams | None]:
+    """One entry a prompt."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    if not isinstance(params, Sequence):
+        raise TypeError(f"sampling_params must be a SamplingParams or a list of them, got {type(params).__name__}")
+    if len(params) != count:
+        raise ValueError(f"{len(params)} sampling_params for {count} prompts; pass one for all, or one for each")
+    return list(params)

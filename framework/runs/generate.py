@@ -1,0 +1,258 @@
+"""`run=generate`: text from the default prompts, `prompt=` or `prompts_file=`, to stdout or `output=`.
+
+One prompt streams to stdout as it is made; several are printed in order when they are done. Progress and the closing
+line go to stderr. Requests reach the engine through the same doors as everybody else's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TextIO
+
+from framework.errors import ConfigError, NotBuiltError, RequestError
+from framework.request import OutputKind, RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from framework.config import Config
+    from framework.engine.engine import Engine
+    from framework.runs import RunArgs
+
+DEFAULT_PROMPTS = (
+    "The three primary colours are",
+    "A good way to learn a new language is",
+    "Once upon a time, in a village by the sea,",
+    "def fibonacci(n):\n",
+)
+_DEFAULT_MAX_TOKENS = 64
+_LINE_KEYS = ("prompt", "prompt_token_ids", "messages", "id")
+
+
+@dataclass
+class Job:
+    """One prompt of the run. params: SamplingParams fields that its line names."""
+
+    request_id: str
+    index: int
+    prompt: Any
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+def run(config: Config, args: RunArgs) -> dict[str, float]:
+    """Generates and prints; returns the closing line's figures (the metrics of a sweep)."""
+    _refuse(args)
+    with ExitStack() as stack:
+        # Before the model loads: a folder that is not there should not cost a load.
+        sink = stack.enter_context(_open_output(args.output)) if args.output else None
+        lines = _read_jobs(args)
+        from framework.engine.llm import LLM
+
+        llm = stack.enter_context(LLM(config=config))
+        return _Generation(llm.engine, sink, streams=sink is None and args.prompt is not None).run(lines)
+
+
+def _refuse(args: RunArgs) -> None:
+    if args.prompt is not None and args.prompts_file is not None:
+        raise ConfigError("prompt and prompts_file are both given; use one of them")
+    if args.system is not None:
+        raise NotBuiltError("system belongs to run=chat, which is not built yet; put messages into prompts_file")
+    if args.target is not None:
+        raise ConfigError(f"target={args.target} means nothing to run=generate; leave it out")
+
+
+def _open_output(path: str) -> TextIO:
+    try:
+        return open(path, "w", encoding="utf-8")
+    except OSError as e:
+        raise ConfigError(f"output={path}: {e.strerror}; name a file in a folder that can be written") from None
+
+
+# --------------------------------------------------------------------------------------------------------- prompts
+
+
+def _read_jobs(args: RunArgs) -> list[Job]:
+    if args.prompts_file is not None:
+        return list(_read_file(args.prompts_file))
+    if args.prompt is not None:
+        return [Job("0", 0, args.prompt)]
+    return [Job(str(i), i, p, {"max_tokens": _DEFAULT_MAX_TOKENS}) for i, p in enumerate(DEFAULT_PROMPTS)]
+
+
+def _read_file(path: str) -> Iterator[Job]:
+    """Jobs of a JSON-lines file; a bad line is reported with its number, and the rest runs."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(
+            f"prompts_file={path}: {getattr(e, 'strerror', None) or e}; name a UTF-8 JSON-lines file"
+        ) from None
+    seen: set[str] = set()
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            job = _job(json.loads(line), number - 1)
+            if job.request_id in seen:
+                raise ValueError(f"id '{job.request_id}' stands in an earlier line as well")
+        except (ValueError, TypeError) as e:
+            _report(number, e)
+            continue
+        seen.add(job.request_id)
+        yield job
+
+
+def _report(number: int, error: Exception) -> None:
+    print(f"prompts_file line {number}: {error}", file=sys.stderr)
+
+
+def _job(line: Any, index: int) -> Job:
+    if not isinstance(line, dict):
+        raise TypeError(f"must be a JSON object, got {type(line).__name__}")
+    given = [k for k in ("prompt", "prompt_token_ids", "messages") if k in line]
+    if len(given) != 1:
+        raise ValueError(f"needs exactly one of prompt, prompt_token_ids, messages; got {given or 'none'}")
+    params = {k: v for k, v in line.items() if k not in _LINE_KEYS}
+    SamplingParams(**params)  # checked here, so that the error has its line
+    return Job(str(line.get("id", index)), index, {given[0]: line[given[0]]}, params)
+
+
+# ------------------------------------------------------------------------------------------------------ generation
+
+
+class _Generation:
+    """Admits the jobs, steps the engine, prints or writes what finishes."""
+
+    def __init__(self, engine: Engine, sink: TextIO | None, streams: bool) -> None:
+        self._engine, self._sink, self._streams = engine, sink, streams
+        self._jobs: dict[str, Job] = {}
+        self._done: dict[str, RequestOutput] = {}
+        self._next = 0  # position, in order of the jobs, of the next one to print
+
+    def run(self, jobs: list[Job]) -> dict[str, float]:
+        from framework.engine.progress import Progress
+
+        start = perf_counter()
+        for job in jobs:
+            self._admit(job)
+        show = sys.stderr.isatty() and not self._streams
+        with Progress(len(self._jobs), self._engine, show) as progress:
+            try:
+                while self._engine.has_unfinished_requests():
+                    finished = [self._take(o) for o in self._engine.step()]
+                    progress.update(sum(finished))
+            finally:
+                self._print_done(all_of_them=True)
+            elapsed = perf_counter() - start
+            prefill, decode = progress.rates(elapsed)
+        return self._close(elapsed, prefill, decode)
+
+    def _admit(self, job: Job) -> None:
+        try:
+            params = self._params(job)
+            self._engine.add_request(job.request_id, self._prompt(job.prompt), params)
+        except (ValueError, TypeError) as e:
+            if isinstance(job.prompt, str):
+                raise
+            _report(job.index + 1, e)
+            return
+        self._jobs[job.request_id] = job
+
+    def _params(self, job: Job) -> SamplingParams:
+        defaults = self._engine.admission.defaults
+        changes = dict(job.params)
+        if self._streams:
+            changes["output_kind"] = OutputKind.DELTA
+        return defaults.replace(**changes) if changes else defaults
+
+    def _prompt(self, prompt: Any) -> Any:
+        if not (isinstance(prompt, dict) and "messages" in prompt):
+            return prompt
+        from framework.engine.admission import Prompt
+
+        tokenizer = self._engine.tokenizer
+        if tokenizer is None:
+            raise RequestError("messages need a chat template, but the model has no tokenizer; use prompt_token_ids")
+        text = tokenizer.apply_chat_template(prompt["messages"], add_generation_prompt=True)
+        return Prompt(tokenizer.encode(text, add_special_tokens=False), text)
+
+    def _take(self, output: RequestOutput) -> bool:
+        """Prints a streamed piece or keeps a finished output; True when the request is finished."""
+        if self._streams:
+            if self._next == 0:
+                sys.stdout.write(output.prompt or "")
+                self._next = 1
+            sys.stdout.write(output.outputs[0].text)
+            sys.stdout.flush()
+        if output.finished:
+            self._done[output.request_id] = output
+            if self._sink is not None:
+                self._write(output)
+            elif not self._streams:
+                self._print_done()
+        return output.finished
+
+    def _write(self, output: RequestOutput) -> None:
+        assert self._sink is not None
+        completion = output.outputs[0]
+        line = {
+            "id": output.request_id,
+            "index": self._jobs[output.request_id].index,
+            "text": completion.text,
+            "token_ids": completion.token_ids,
+            "finish_reason": completion.finish_reason,
+            "metrics": asdict(output.metrics),
+        }
+        if output.error is not None:
+            line["error"] = output.error
+        self._sink.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self._sink.flush()
+
+    def _print_done(self, all_of_them: bool = False) -> None:
+        """Prints finished outputs in the order of the prompts: as far as it has no gap, or all of them at the end."""
+        if self._streams or self._sink is not None:
+            if self._streams and all_of_them:
+                sys.stdout.write("\n")
+            return
+        ids = list(self._jobs)
+        while self._next < len(ids) and (all_of_them or ids[self._next] in self._done):
+            output = self._done.get(ids[self._next])
+            self._next += 1
+            if output is not None:
+                sys.stdout.write(f"{output.prompt or ''}{output.outputs[0].text}\n\n")
+                sys.stdout.flush()
+
+    def _close(self, elapsed: float, prefill: float, decode: float) -> dict[str, float]:
+        """The closing line on stderr, and its figures."""
+        metrics = [o.metrics for o in self._done.values()]
+        tokens = (
+            sum(len(o.outputs[0].token_ids) for o in self._done.values()) if not self._streams else decode * elapsed
+        )
+        for output in self._done.values():
+            if output.error is not None:
+                print(f"request {output.request_id}: {output.error}", file=sys.stderr)
+        ttft = _mean([m.ttft for m in metrics if m.ttft is not None])
+        tpot = _mean([m.tpot for m in metrics if m.tpot is not None])
+        figures = {
+            "requests": float(len(metrics)),
+            "ttft_s": ttft,
+            "tpot_s": tpot,
+            "output_tokens_per_s": tokens / elapsed,
+            "prefill_tokens_per_s": prefill,
+            "decode_tokens_per_s": decode,
+        }
+        count = f"{len(metrics)} request{'s' * (len(metrics) != 1)}"
+        print(
+            f"{count}, {elapsed:.2f} s: TTFT {ttft * 1e3:.0f} ms, TPOT {tpot * 1e3:.1f} ms, "
+            f"{figures['output_tokens_per_s']:.1f} output tok/s (prefill {prefill:.0f}, decode {decode:.0f} tok/s)",
+            file=sys.stderr,
+        )
+        return figures
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

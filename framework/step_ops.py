@@ -1,0 +1,125 @@
+"""Torch reference of the array functions that surround a forward pass: staged writes, preparation, post-update.
+
+A backend offers functions of these names and meanings as its `step_ops`; the CPU backend offers this module itself.
+Nothing here waits for a device: every size comes from the host, every index from a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from framework.batch import Column
+
+
+@dataclass(frozen=True, slots=True)
+class TableViews:
+    """The request table's device columns that a step reads and writes; row = req_idx, row 0 belongs to nobody.
+
+    token_ids            [rows, max_model_len] int32, known tokens of each request, drawn ones included
+    num_tokens           [rows] int32 known tokens; the next drawn token is written here
+    num_computed_tokens  [rows] int32 tokens whose KV is written
+    seed                 [rows] int64 bits of the request's seed
+    block_table          per KV group [rows, max_blocks] int32 physical blocks
+    """
+
+    token_ids: Tensor
+    num_tokens: Column
+    num_computed_tokens: Column
+    seed: Column
+    block_table: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepBuffers:
+    """Fixed device memory that `prepare` reads its step from and fills; sized for the largest step.
+
+    In, copied from the host once a step: rows [R], num_scheduled [R], query_start_loc [R + 1], logits_rows [L]
+    (batch row of each logits row), all int64. Out: the tensors of `InputBatch`, at full length; the step uses the first
+    T, R or L entries. arange [max tokens] int64 is constant.
+    """
+
+    rows: Tensor
+    num_scheduled: Tensor
+    query_start_loc: Tensor
+    logits_rows: Tensor
+    input_ids: Tensor
+    positions: Tensor
+    seq_lens: Tensor
+    logits_indices: Tensor
+    expanded_idx_mapping: Tensor
+    draw_positions: Tensor
+    seeds: Tensor
+    slot_mapping: tuple[Tensor, ...]
+    arange: Tensor
+    block_sizes: tuple[int, ...]
+
+
+def apply_rows(table: Tensor, rows: Tensor, values: Tensor) -> None:
+    """Overwrites whole rows of a packed table. table [rows, bytes] uint8, rows [n] int64, values [n, bytes] uint8."""
+    table.index_copy_(0, rows, values)
+
+
+def apply_spans(flat: Tensor, starts: Sequence[int], counts: Sequence[int], values: Tensor) -> None:
+    """Writes ragged spans: values holds counts[i] entries for flat[starts[i] :], span after span.
+
+    flat [n] int32 a table seen as one row, values [sum(counts)] int32.
+    """
+    offset = 0
+    for start, count in zip(starts, counts, strict=True):
+        flat[start : start + count] = values[offset : offset + count]
+        offset += count
+
+
+def prepare(buffers: StepBuffers, table: TableViews, num_rows: int, num_tokens: int, num_logits: int) -> None:
+    """Fills the step's input tensors from the request table: ids, positions, lengths, slots, logits rows.
+
+    A row's span starts at its num_computed_tokens on the device, which is right also when the host has not yet seen
+    the tokens of a step in flight.
+    """
+    b = buffers
+    rows, scheduled = b.rows[:num_rows], b.num_scheduled[:num_rows]
+    first = b.query_start_loc[:num_rows]
+    computed = table.num_computed_tokens.dev[rows].long()
+    torch.add(computed, scheduled, out=b.seq_lens[:num_rows])
+    positions = b.positions[:num_tokens]
+    if num_tokens == num_rows:  # one token a row: no row has to be found for a token
+        token_rows = rows
+        positions.copy_(computed)
+    else:
+        token_batch = torch.repeat_interleave(b.arange[:num_rows], scheduled, output_size=num_tokens)
+        token_rows = rows[token_batch]
+        torch.add((computed - first)[token_batch], b.arange[:num_tokens], out=positions)
+    torch.take(table.token_ids, token_rows * table.token_ids.shape[1] + positions, out=b.input_ids[:num_tokens])
+    for blocks, slots, size in zip(table.block_table, b.slot_mapping, b.block_sizes, strict=True):
+        block = torch.take(blocks, token_rows * blocks.shape[1] + positions // size)
+        torch.add(block * size, positions % size, out=slots[:num_tokens])
+    _prepare_logits(b, table, num_logits)
+
+
+def _prepare_logits(b: StepBuffers, table: TableViews, num_logits: int) -> None:
+    """Which hidden states give logits, whose they are, and which token of its sequence each of them draws."""
+    batch_rows = b.logits_rows[:num_logits]
+    req_idx = b.expanded_idx_mapping[:num_logits]
+    torch.index_select(b.rows, 0, batch_rows, out=req_idx)
+    torch.sub(b.query_start_loc[batch_rows + 1], 1, out=b.logits_indices[:num_logits])
+    torch.index_select(b.seq_lens, 0, batch_rows, out=b.draw_positions[:num_logits])
+    torch.take(table.seed.dev, req_idx, out=b.seeds[:num_logits])
+
+
+def post_update(buffers: StepBuffers, table: TableViews, num_rows: int, num_logits: int, sampled: Tensor) -> None:
+    """Commits a step on the device: advances lengths and appends the drawn tokens. sampled [L] int64, one a logits row."""
+    rows = buffers.rows[:num_rows]
+    table.num_computed_tokens.dev[rows] = buffers.seq_lens[:num_rows].int()
+    if num_logits:
+        req_idx, position = buffers.expanded_idx_mapping[:num_logits], buffers.draw_positions[:num_logits]
+        # A request that ends by length may draw a token at max_model_len only when nothing reads it: keep it inside.
+        place = position.clamp(max=table.token_ids.shape[1] - 1)
+        table.token_ids[req_idx, place] = sampled.int()
+        table.num_tokens.dev[req_idx] = position.int() + 1
