@@ -47,7 +47,7 @@ class Column(Protocol):
 
     @property
     def np(self) -> NDArray[Any]:
-        """[rows] or [rows, width] host mirror. Write a row only in `add_request`; it travels with the row's admission."""
+        """[rows] or [rows, width] host mirror: write a row in `add_request` only; it travels with the admission."""
 
     @property
     def dev(self) -> Tensor:
@@ -171,7 +171,7 @@ class InputBatch:
     slot_mapping          per KV group [T]: KV slot each token writes to (block * block_size + offset);
                           padding token i writes slot i % block_size of the null block
     block_table           per KV group [rows, max_blocks] int32, indexed by req_idx (idx_mapping), not by batch row
-    Host twins: rows_np [R] int32, num_scheduled_tokens_np [R] int32, logits_rows_np [L] int32 (batch row of each logits row),
+    Host twins: rows_np [R] int32, num_scheduled_tokens_np [R] int32, logits_rows_np [L] (batch row of each logits row),
     seq_lens_max_np [R] int32 (upper bound; exact when no step is in flight).
     """
 
@@ -236,7 +236,7 @@ class StepOutput:
     sampled       [R, k + 1] int32 tokens of each batch row, valid up to num_valid
     num_valid     [R] int32; 0 for a row that does not sample
     logprobs      row l belongs to the l-th sampled token in batch-row order; None when no row asked
-    errors        {batch row: message} for rows whose distribution is empty or not a number; such a row samples nothing valid
+    errors        {batch row: message} for rows whose distribution is empty or not a number: what they drew means nothing
     payloads      {stage name: whatever its `collect` returned}
     timings       {"prepare": seconds, ...} host seconds of the step's parts
     """

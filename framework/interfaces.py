@@ -2,8 +2,8 @@
 
 Nothing is implemented here. Tensors are torch tensors on the backend's device; names of indices and shapes are those of
 `framework.batch`. A component is built as `Target(options, ctx)`: its own checked options (a config dataclass instance,
-or an empty mapping when it declares none) and the context of its kind. Importing a plugin file must be cheap and safe on
-every machine: devices and optional libraries are touched in `__init__`, not at import.
+or an empty mapping when it declares none) and the context of its kind. Importing a plugin file must be cheap and safe
+on every machine: devices and optional libraries are touched in `__init__`, not at import.
 """
 
 from __future__ import annotations
@@ -92,18 +92,19 @@ class Scheduler(Protocol):
     def has_work(self) -> bool: ...
 
     def stats(self) -> Mapping[str, int | float]:
-        """num_waiting, num_running, num_free_blocks, num_blocks, num_preemptions, prefix_hit_tokens, prefix_query_tokens."""
+        """num_waiting, num_running, num_free_blocks, num_blocks, num_preemptions, prefix_hit_tokens,
+        prefix_query_tokens."""
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """Who goes first and who yields: the small plugin inside the default scheduler. Holds no blocks, changes no request."""
+    """Who goes first and who yields, inside the default scheduler. Holds no blocks, changes no request."""
 
     def order(self, waiting: Sequence[Request]) -> Sequence[Request]:
         """Waiting requests, the next to admit first. Must be a permutation of `waiting`."""
 
     def admit(self, request: Request, budget: int) -> bool:
-        """Whether to admit `request` now, with `budget` tokens left in the step; False stops admission for this step."""
+        """Whether to admit `request` now, with `budget` tokens left; False stops admission for this step."""
 
     def victim(self, running: Sequence[Request]) -> Request:
         """The running request that is preempted when blocks run out."""
@@ -129,16 +130,16 @@ class LayerOps(Protocol):
         """[T, 2 I] -> [T, I]: silu(first half) * second half."""
 
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotary embedding, half-split pairs. q [T, Hq, D], k [T, Hk, D]; cos, sin [T, D / 2] float32. May work in place."""
+        """Rotary embedding, half-split pairs. q [T, Hq, D], k [T, Hk, D]; cos, sin [T, D / 2] float32; in place or not."""
 
 
 class StepOps(Protocol):
     """The step's array functions; the torch reference and the exact meaning are in `framework.step_ops`."""
 
     def apply_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None: ...
-    def apply_spans(self, table: Tensor, starts: Tensor, values: Tensor) -> None: ...
-    def prepare(self, buffers: Any, table: Any, num_rows: int, num_tokens: int) -> None: ...
-    def post_update(self, table: Any, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None: ...
+    def apply_spans(self, flat: Tensor, starts: Sequence[int], counts: Sequence[int], values: Tensor) -> None: ...
+    def prepare(self, buffers: Any, table: Any, num_rows: int, num_tokens: int, num_logits: int) -> None: ...
+    def post_update(self, buffers: Any, table: Any, num_rows: int, num_logits: int, sampled: Tensor) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,7 @@ class AttentionPlan(Protocol):
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Writes k, v [T, Hk, D] to their slots, then attends. q [T, Hq, D] -> [T, Hq, D].
 
-        Query token i of a request reads keys at positions <= its own (and > its own - window). 0 for seq_len 0, never NaN.
+        A query token reads keys at positions <= its own (and > its own - window). 0 for seq_len 0, never NaN.
         """
 
 
@@ -296,7 +297,7 @@ class Checkpoint:
     config             config.json of the Hugging Face layout (a GGUF header is translated into the same keys)
     generation_config  generation_config.json, {} when there is none
     location           folder or file; format: a loader's name
-    tokenizer          what `framework.tokenizer.Tokenizer` is made from (a folder, or parsed GGUF vocabulary), None without one
+    tokenizer          what `framework.tokenizer` reads (a folder, or a parsed GGUF vocabulary), None without one
     """
 
     location: Path
@@ -358,7 +359,7 @@ class ModelContext:
 
 @dataclass
 class ForwardContext:
-    """What a forward pass needs beside its inputs: one plan a KV group, and which layers' inputs are asked for as features."""
+    """What a forward pass needs beside its inputs: a plan for each KV group, and layers whose inputs are asked for."""
 
     plans: Mapping[str, AttentionPlan]
     feature_layers: tuple[int, ...] = ()
@@ -503,7 +504,7 @@ class KVConnector(Protocol):
     layerwise: bool
 
     def matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """(tokens available beyond the local hit or None for `ask again`, whether they load asynchronously). No side effects."""
+        """(tokens beyond the local hit or None for `ask again`, whether they load asynchronously). No side effects."""
 
     def after_alloc(self, request: Request, blocks: Sequence[Sequence[int]], num_external_tokens: int) -> None: ...
     def build_meta(self, scheduled: SchedulerOutput) -> Any: ...

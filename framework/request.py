@@ -223,8 +223,11 @@ class SamplingParams(_NamesItsFields):
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, Mapping):
                 raise TypeError(f"{own}.logit_bias must map token ids to numbers, got {self.logit_bias!r}")
-            self._set("logit_bias", {_integer(own, "logit_bias", k, 0): _number(own, f"logit_bias[{k}]", v, -100.0, 100.0)
-                                     for k, v in self.logit_bias.items()})  # fmt: skip
+            bias = self.logit_bias.items()
+            checked = {
+                _integer(own, "logit_bias", k, 0): _number(own, f"logit_bias[{k}]", v, -100, 100) for k, v in bias
+            }
+            self._set("logit_bias", checked)
         if self.stages is not None:
             if not isinstance(self.stages, Mapping):
                 raise TypeError(f"{own}.stages must map stage names to True or False, got {self.stages!r}")
@@ -371,7 +374,7 @@ class Logprob:
 class TokenLogprobs(Sequence[dict[int, Logprob]]):
     """A list of `{token_id: Logprob}`, one entry a token, backed by arrays; entries are built when they are read.
 
-    Each step's row is (token id, logprob, rank, top ids [k], top logprobs [k]). The sampled token is always in its entry.
+    Each step's row is (token id, logprob, rank, top ids [k], top logprobs [k]). The sampled token is in each.
     """
 
     def __init__(self, decode: Any = None) -> None:
@@ -437,7 +440,7 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One completion. token_ids holds every generated token, the ending one included; text leaves eos and stop ids out."""
+    """One completion. token_ids holds every generated token, the ending one too; text leaves eos and stop ids out."""
 
     index: int
     text: str

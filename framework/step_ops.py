@@ -114,7 +114,7 @@ def _prepare_logits(b: StepBuffers, table: TableViews, num_logits: int) -> None:
 
 
 def post_update(buffers: StepBuffers, table: TableViews, num_rows: int, num_logits: int, sampled: Tensor) -> None:
-    """Commits a step on the device: advances lengths and appends the drawn tokens. sampled [L] int64, one a logits row."""
+    """Commits a step on the device: advances lengths, appends the drawn tokens. sampled [L] int64, one a logits row."""
     rows = buffers.rows[:num_rows]
     table.num_computed_tokens.dev[rows] = buffers.seq_lens[:num_rows].int()
     if num_logits:

@@ -169,7 +169,7 @@ class Admission:
         n, limit = len(prompt.token_ids), self.limits.max_model_len
         if n >= limit:
             raise RequestError(
-                f"the prompt has {n} tokens but engine.max_model_len is {limit} and one token must be left to generate. "
+                f"the prompt has {n} tokens but engine.max_model_len is {limit}, and one must be left to generate. "
                 "Shorten the prompt or raise engine.max_model_len"
             )
         return limit if params.max_tokens is None else min(limit, n + params.max_tokens)

@@ -339,7 +339,7 @@ def eos_token_ids(checkpoint: Checkpoint, tokenizer: Any) -> tuple[int, ...]:
 
 
 def default_params(config: Config, checkpoint: Checkpoint) -> SamplingParams:
-    """Parameters where the caller passes none: `sampler.<param>` over generation_config.json over the class defaults."""
+    """Where the caller passes none: `sampler.<param>` over generation_config.json over the class defaults."""
     stored = {k: v for k, v in checkpoint.generation_config.items() if k in _GENERATION_KEYS and v is not None}
     try:
         params = SamplingParams(**{**stored, **config.sampler.params})

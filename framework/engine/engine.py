@@ -1,6 +1,6 @@
 """Requests in, RequestOutputs out: admission, the step loop and the output side behind five methods.
 
-This is `llm.engine`. It is synchronous and has one caller; the offline API, the command line and the async API drive it.
+This is `llm.engine`: synchronous, with one caller. The offline API, the command line and the async API drive it.
 """
 
 from __future__ import annotations

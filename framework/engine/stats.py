@@ -16,7 +16,10 @@ OVERHEAD_PARTS = ("schedule", "rows", "prepare", "plan", "post", "update")
 
 @dataclass(slots=True)
 class StepStats:
-    """The last step, and sums over all steps. Seconds by part: schedule, rows, prepare, plan, forward, sample, post, update."""
+    """The last step, and sums over all steps.
+
+    seconds by part: schedule, rows, prepare, plan, forward, sample, post, update.
+    """
 
     num_steps: int = 0
     num_rows: int = 0

@@ -1,4 +1,4 @@
-"""The tensors of one step: fixed device buffers, filled whole by `step_ops.prepare`, seen through views of the step's size.
+"""The tensors of one step: fixed device buffers, filled whole by `step_ops.prepare`, seen through views.
 
 The host packs what it decided (rows, spans, logits rows) into one array, copies it once, and keeps host twins.
 """

@@ -1,7 +1,7 @@
 """One row a request, from admission to its end: every device column that the core, a stage or a drafter declared.
 
-Rows never move. Narrow columns share one packed row, so an admission is one copy whatever the number of columns; a reused
-row is overwritten whole. The scheduler decides rows; the runner writes them here.
+Rows never move. Narrow columns share one packed row, so an admission is one copy whatever the number of columns; a
+reused row is overwritten whole. The scheduler decides rows; the runner writes them here.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class RequestTable:
         return self._columns[f"{owner}.{name}"]
 
     def allocate(self) -> None:
-        """Lays out the packed row (largest items first, so that every column is aligned) and makes the columns usable."""
+        """Lays out the packed row, largest items first so that every column is aligned, and makes the columns usable."""
         narrow = [c for c in self._columns.values() if c.field.width <= _WIDE]
         narrow.sort(key=lambda c: -np.dtype(c.field.dtype).itemsize)
         offsets, end = [], 0
