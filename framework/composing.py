@@ -18,7 +18,7 @@ import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
@@ -67,15 +67,13 @@ def compose_run(words: Sequence[str]) -> tuple[Config, ComponentConfig, RunArgs]
     return parts_of(load(command_words(words, Vocabulary.read(roots)), roots))
 
 
-def search_roots(config_dir: str | None = None) -> Roots:
-    """Configuration folders in the order in which they win: ours, the user's, those of plugins."""
-    ours, *plugins = conf_roots()
-    if config_dir is None:
-        roots = [ours, *plugins]
-    elif Path(config_dir).is_dir():
-        roots = [ours, ("--config-dir", Path(config_dir).resolve()), *plugins]
-    else:
-        raise ConfigError(f"--config-dir={config_dir}: there is no such folder")
+def search_roots(config_dir: str | None = None) -> list[tuple[str, Path]]:
+    """Configuration folders in the order in which they win, as in Hydra: ours, those of plugins, `--config-dir`."""
+    roots = conf_roots()
+    if config_dir is not None:
+        if not Path(config_dir).is_dir():
+            raise ConfigError(f"--config-dir={config_dir}: there is no such folder")
+        roots.append(("--config-dir", Path(config_dir).resolve()))
     for sentence in shadowed_files(roots):
         _log.warning(sentence)
     return roots
@@ -121,6 +119,8 @@ def one_line(error: BaseException) -> str:
     text = str(error).strip() or (str(cause).strip() if cause else "")
     key = getattr(error, "full_key", None) or getattr(cause, "full_key", None)
     line = text.splitlines()[0] if text else type(error).__name__
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: {line}"
     return f"{key}: {line}" if key and key not in line else line
 
 
@@ -257,9 +257,9 @@ def conform(cls: type, values: Mapping[str, Any], path: str, leave_out: Sequence
         merged = OmegaConf.merge(OmegaConf.structured(schema), dict(values))
         return dict(OmegaConf.to_container(merged, throw_on_missing=True))  # type: ignore[arg-type]
     except MissingMandatoryValue as error:
-        raise ConfigError(f"{path}.{getattr(error, 'key', '?')} needs a value. Add {path}.{error.key}=VALUE") from error
+        raise ConfigError(f"{path}.{error.full_key} needs a value. Add {path}.{error.full_key}=VALUE") from error
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{path}.{error.full_key or error.key}: {one_line(error)}") from error
+        raise ConfigError(f"{path}.{one_line(error)}") from error
 
 
 def _options(kind: str, name: str, values: Mapping[str, Any], path: str, also: Sequence[str]) -> Mapping[str, Any]:

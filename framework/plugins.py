@@ -10,7 +10,7 @@ import importlib
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
@@ -210,6 +210,12 @@ class Registry:
     def load_config_class(self, spec: ComponentSpec) -> type | None:
         """The dataclass of the component's options, None if it has no options."""
         return None if spec.config is None else self._import(spec, spec.config)
+
+    def build_options(self, kind: str, name: str, options: Mapping[str, Any]) -> Any:
+        """The first argument of the component's constructor: its config dataclass, filled, or an empty mapping."""
+        cls = self.load_config_class(self.spec(kind, name))
+        assert cls is not None or not options, f"{kind} {name} has no config class but got {options}"
+        return {} if cls is None else cls(**options)
 
     def usable(self, kind: str, name: str) -> str | None:
         """None if the component can be used on this machine, else the reason. A probe runs once in a process."""

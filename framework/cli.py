@@ -1,0 +1,205 @@
+"""The command line: `python -m framework` and the script `framework`.
+
+Prints help without importing Hydra, rewrites the typed words, lets Hydra compose (and sweep), then calls the chosen
+run. A user's error is one line on stderr and exit code 2. Nothing else in the package calls this module.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from framework.errors import ConfigError, FrameworkError, did_you_mean
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+FLAGS_WITH_VALUE = {
+    "--cfg": "-c", "--package": "-p", "--config-name": "-cn", "--config-dir": "-cd",
+}  # fmt: skip
+FLAGS_ALONE = {
+    "--help": "-h", "--version": "", "--multirun": "-m", "--run": "-r", "--resolve": "", "--hydra-help": "",
+    "--shell-completion": "-sc",
+}  # fmt: skip
+MODES = ("--run", "--multirun", "--cfg", "--info", "--shell-completion")
+INFO_TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+TRACE_SWITCH = "HYDRA_FULL_ERROR"
+WANTED_TRACE = "FRAMEWORK_FULL_ERROR_AS_TYPED"
+"""Carries the typed value of the switch to the jobs of a launcher that runs them in processes of their own."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs one command line. Ends with SystemExit: 2 for a user's error, 130 for Ctrl-C, 143 for SIGTERM."""
+    wants_trace = os.environ.get(TRACE_SWITCH) == "1"
+    try:
+        flags, words = split_flags(sys.argv[1:] if argv is None else argv)
+        if "--help" in flags:
+            print_help(flags)
+        elif "--version" in flags:
+            print_version()
+        else:
+            _run_hydra(flags, words)
+    except FrameworkError as error:
+        _give_up(error, wants_trace)
+    except KeyboardInterrupt as interrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)) from None
+
+
+def split_flags(argv: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
+    """({long flag: value or None}, words): flags may stand anywhere. ConfigError for one that does not exist."""
+    short = {alias: flag for flag, alias in {**FLAGS_WITH_VALUE, **FLAGS_ALONE, "--info": "-i"}.items() if alias}
+    flags: dict[str, str | None] = {}
+    words: list[str] = []
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-"):
+            words.append(word)
+            continue
+        name, equals, value = word.partition("=")
+        flag = short.get(name, name)
+        if flag == "--info":
+            flags[flag] = value if equals else rest.pop(0) if rest and rest[0] in INFO_TOPICS else "all"
+        elif flag in FLAGS_ALONE:
+            flags[flag] = None
+        elif flag not in FLAGS_WITH_VALUE:
+            known = [*FLAGS_WITH_VALUE, *FLAGS_ALONE, "--info"]
+            raise ConfigError(f"{name}: there is no such flag.{did_you_mean(name, known)} Flags: {', '.join(known)}")
+        elif equals or rest:
+            flags[flag] = value if equals else rest.pop(0)
+        else:
+            raise ConfigError(f"{name} needs a value")
+    modes = [flag for flag in MODES if flag in flags]
+    if len(modes) > 1:
+        raise ConfigError(f"{' and '.join(modes)} exclude each other. Leave one out")
+    if "--resolve" in flags and "--cfg" not in flags:
+        raise ConfigError("--resolve belongs to --cfg. Add --cfg job")
+    return flags, words
+
+
+def print_help(flags: Mapping[str, str | None]) -> None:
+    from framework.discovery import conf_roots
+    from framework.helptext import help_text
+    from framework.words import Vocabulary
+
+    roots = conf_roots()
+    config_dir = flags.get("--config-dir")
+    if config_dir is not None:
+        roots.append(("--config-dir", Path(config_dir)))
+    print(help_text(roots, Vocabulary.read(roots, flags.get("--config-name") or "config")))
+
+
+def print_version() -> None:
+    from framework import API_VERSION, __version__
+
+    print(f"framework {__version__} (plugin API {'.'.join(map(str, API_VERSION))})")
+
+
+def _run_hydra(flags: dict[str, str | None], words: list[str]) -> None:
+    """Composes and runs through Hydra's own main, so that --multirun, launchers, --cfg and completion are Hydra's."""
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from framework import composing
+    from framework.words import Vocabulary, command_words
+
+    primary = flags.setdefault("--config-name", "config") or "config"
+    roots = composing.search_roots(flags.get("--config-dir"))
+    if "--shell-completion" not in flags:
+        words = command_words(words, Vocabulary.read(roots, primary))
+    if "--cfg" in flags:
+        composing.parts_of(composing.load(words, roots, primary))  # Hydra prints whatever composes: check it first
+    _register_search_path()
+    app = hydra.main(version_base="1.3", config_path=str(roots[0][1]), config_name=primary)(_app)
+    before = os.environ.get(TRACE_SWITCH), sys.argv, signal.signal(signal.SIGTERM, _interrupt)
+    os.environ[TRACE_SWITCH] = "1"  # what Hydra refuses must reach us as an exception, not as a page of its own
+    os.environ[WANTED_TRACE] = before[0] or ""
+    sys.argv = [sys.argv[0], *_spelled(flags), *words]
+    try:
+        app()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(composing.one_line(error)) from error
+    finally:
+        _restore_trace_switch()
+        sys.argv = before[1]
+        signal.signal(signal.SIGTERM, before[2])
+
+
+def _app(cfg: DictConfig) -> None:
+    """One job: Hydra calls it once, or once a combination under --multirun."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from framework.composing import parts_of
+    from framework.plugins import registry
+
+    wants_trace = _restore_trace_switch()
+    record = _record if HydraConfig.get().mode == RunMode.MULTIRUN else None
+    try:
+        config, run, args = parts_of(cfg)
+        metrics = registry().load_target("run", run.name)(config, args)
+    except FrameworkError as error:
+        if record is None or wants_trace:
+            _give_up(error, wants_trace)
+        record("error", error=str(error))  # the sweep goes on
+        print(f"error: {error}", file=sys.stderr)
+    else:
+        if record is not None:
+            record("ok", metrics=metrics)
+
+
+def _record(status: str, metrics: Mapping[str, Any] | None = None, error: str | None = None) -> None:
+    """Writes `result.json` into the folder of a job of a sweep."""
+    from hydra.core.hydra_config import HydraConfig
+
+    job = HydraConfig.get()
+    overrides = [str(word) for word in job.overrides.task]
+    result = {"overrides": overrides, "status": status, "metrics": dict(metrics or {}), "error": error}
+    Path(job.runtime.output_dir, "result.json").write_text(json.dumps(result, indent=1, default=str), encoding="utf-8")
+
+
+def _register_search_path() -> None:
+    """Shows Hydra the plugins' folders, in this process alone."""
+    from hydra.core.config_search_path import ConfigSearchPath
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    from framework.discovery import conf_roots
+
+    class PluginFolders(SearchPathPlugin):
+        def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+            for dist, folder in conf_roots()[1:]:
+                search_path.append(provider=dist, path=f"file://{folder}")
+
+    Plugins.instance().register(PluginFolders)
+
+
+def _spelled(flags: Mapping[str, str | None]) -> list[str]:
+    return [part for flag, value in flags.items() for part in (flag, value) if part is not None]
+
+
+def _interrupt(number: int, frame: Any) -> NoReturn:
+    raise KeyboardInterrupt(number)
+
+
+def _restore_trace_switch() -> bool:
+    """Gives Hydra's switch its typed value back: a crash of a run is shown as Hydra shows it. True if it is on."""
+    typed = os.environ.pop(WANTED_TRACE, None)
+    if typed is not None:
+        os.environ[TRACE_SWITCH] = typed
+    return os.environ.get(TRACE_SWITCH) == "1"
+
+
+def _give_up(error: FrameworkError, wants_trace: bool) -> NoReturn:
+    if wants_trace:
+        traceback.print_exception(error, file=sys.stderr)
+    print(f"error: {error}", file=sys.stderr)
+    raise SystemExit(2) from None
