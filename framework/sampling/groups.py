@@ -1,0 +1,97 @@
+"""A vocabulary in fixed groups of 128 ids: the unit of the draw, and what makes row operations quick and repeatable.
+
+Every sum of a row is taken group by group first, so that its rounding depends on the row alone: a sum over one long row
+would be split between threads when the row is alone, and rounded otherwise. Used by the draw, logprobs and thresholds.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+GROUP = 128
+"""Ids in a group. Part of the draw's written contract: another size draws other tokens for the same seed."""
+
+
+def grouped(rows: Tensor, fill: float) -> Tensor:
+    """[L, V] -> [L, G, 128]: a view when V is a multiple of 128, else a copy completed with `fill`."""
+    missing = -rows.shape[1] % GROUP
+    if missing:
+        rows = functional.pad(rows, (0, missing), value=fill)
+    return rows.unflatten(1, (-1, GROUP))
+
+
+def group_max(logits: Tensor) -> Tensor:
+    """[L, V] -> [L, G] largest logit of each group."""
+    return grouped(logits, float("-inf")).amax(-1)
+
+
+def best(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(largest logit [L], its lowest id [L] int64) of [L, V]. A row that holds NaN gives NaN and some id in range."""
+    tops = group_max(logits)
+    group = tops.argmax(-1, keepdim=True)  # the first of equal groups holds the lowest id
+    ids = group * GROUP + torch.arange(GROUP, device=logits.device)
+    last = logits.shape[1] - 1
+    tokens = logits.gather(1, ids.clamp(max=last))  # repeats of the last id stand after it and cannot win a tie
+    place = tokens.argmax(-1, keepdim=True)
+    return tops.gather(1, group).squeeze(1), (ids.gather(1, place)).clamp_(max=last).squeeze(1)
+
+
+def weights(logits: Tensor, top: Tensor) -> Tensor:
+    """exp(logits - top), float32 [L, V]. top [L, 1] is the largest logit of each row."""
+    return (logits - top).exp_()
+
+
+def group_sums(values: Tensor) -> Tensor:
+    """[L, V] -> [L, G] sums of each group."""
+    return grouped(values, 0.0).sum(-1)
+
+
+def log_sum_exp(logits: Tensor, top: Tensor) -> Tensor:
+    """[L, 1] log of the sum of exp(logits) of float32 rows. top [L, 1] is the largest logit of each row."""
+    return group_sums(weights(logits, top)).sum(-1, keepdim=True).log_().add_(top)
+
+
+def largest(logits: Tensor, k: int) -> Tensor:
+    """[L, k] the k largest logits of each row in falling order, repeats included.
+
+    They stand in the k groups of the largest maxima, so that a small k reads little more than one pass.
+    """
+    if k * GROUP * 2 > logits.shape[1]:
+        return logits.topk(k).values
+    groups = group_max(logits).topk(k, sorted=False).indices
+    return _members(grouped(logits, float("-inf")), groups).topk(k).values
+
+
+def _members(groups: Tensor, chosen: Tensor) -> Tensor:
+    """[L, G, 128], [L, k] -> [L, k * 128] values of the chosen groups."""
+    return groups.gather(1, chosen.unsqueeze(-1).expand(-1, -1, GROUP)).flatten(1)
+
+
+def largest_ids(logits: Tensor, k: int) -> Tensor:
+    """[L, k] int64 ids of the k largest logits in falling order, the lowest id first among equals.
+
+    The order is total, so that the first ids of a row do not depend on how many a neighbour asked for.
+    """
+    groups = grouped(logits, float("-inf"))
+    ids = torch.arange(groups.shape[1] * GROUP, device=logits.device).view(1, -1, GROUP).expand(len(logits), -1, -1)
+    if k < groups.shape[1]:
+        chosen = _falling(groups.amax(-1)).topk(k, sorted=False).indices
+        return _ordered(_members(groups, chosen), _members(ids, chosen), k)
+    return _ordered(groups.flatten(1), ids.flatten(1), k)
+
+
+def _ordered(values: Tensor, ids: Tensor, k: int) -> Tensor:
+    return ids.gather(1, _rank_key(values, ids).topk(k).indices)
+
+
+def _falling(values: Tensor) -> Tensor:
+    return _rank_key(values, torch.arange(values.shape[1], device=values.device).expand_as(values))
+
+
+def _rank_key(values: Tensor, ids: Tensor) -> Tensor:
+    """int64 keys, all different: larger for a larger float32 value, then for a lower id."""
+    bits = (values + 0.0).view(torch.int32)  # + 0.0 makes one zero of the two
+    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (rising.long() << 32) + (0xFFFFFFFF - ids)

@@ -1,0 +1,45 @@
+"""Stage `gumbel`: the select stage that draws from the kept tokens with noise keyed by seed and position."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from framework.batch import NewRequest, Rows
+from framework.interfaces import Capabilities, StageContext, StageSpec
+from framework.request import SamplingParams
+from framework.sampling.draw import draw
+from framework_samplers.extra_args import refuse_extra_args
+
+
+class Gumbel:
+    """Draws from the softmax of the kept logits: the same token for the same (seed, position, logits), anywhere."""
+
+    spec: ClassVar[StageSpec] = StageSpec(
+        "gumbel",
+        kind="select",
+        params=("seed",),
+        caps=Capabilities(
+            keeps=frozenset({"kept_set", "async", "drafts", "graph_safe", "batch_invariant", "deterministic"})
+        ),
+    )
+
+    def __init__(self, options: Mapping[str, Any], ctx: StageContext):
+        """Keeps nothing: the seed and the position come with the rows."""
+
+    def wants(self, params: SamplingParams) -> bool:
+        return not params.is_greedy
+
+    def validate(self, params: SamplingParams) -> None:
+        refuse_extra_args(self.spec.name, params)
+
+    def add_request(self, req_idx: int, params: SamplingParams, request: NewRequest) -> None:
+        """A row keeps nothing of its own."""
+
+    def select(self, logits: Tensor, rows: Rows, lo: Tensor, hi: Tensor) -> Tensor:
+        return draw(logits, rows.seed, rows.position, lo, hi)
+
+    def commit(self, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None:
+        """Nothing changes with the tokens."""
