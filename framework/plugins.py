@@ -261,7 +261,8 @@ class Registry:
 
     def _announced(self, plugin: str) -> list[ComponentSpec]:
         impls = [impl for impl in _impls(self._manager, "framework_components") if impl.plugin_name == plugin]
-        return [spec for impl in impls for spec in impl.function()]
+        announced: list[Any] = [impl.function() for impl in impls]
+        return [spec for specs in announced for spec in specs]
 
     def _refuse_unknown_hooks(self, plugin: str) -> None:
         known = [name for name in vars(FrameworkHooks) if not name.startswith("_")]

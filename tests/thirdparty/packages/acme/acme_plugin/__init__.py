@@ -1,0 +1,1 @@
+"""A third party that adds a sampler stage and a scheduling policy."""

@@ -1,0 +1,11 @@
+"""What acme announces."""
+
+from framework.plugins import ComponentSpec, hookimpl
+
+
+@hookimpl
+def framework_components():
+    return [
+        ComponentSpec("stage", "acme_bias", "acme_plugin.bias:AcmeBias", config="acme_plugin.config:AcmeBiasConfig"),
+        ComponentSpec("policy", "acme_lifo", "acme_plugin.lifo:AcmeLifo"),
+    ]

@@ -1,0 +1,1 @@
+"""A third party whose plugin module cannot be imported."""

@@ -1,0 +1,3 @@
+"""Raises, as a plugin does whose native library does not fit."""
+
+raise RuntimeError("libbroken is too old: 3 < 4")

@@ -1,0 +1,1 @@
+"""A third party that takes a name of ours."""

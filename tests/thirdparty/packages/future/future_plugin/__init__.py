@@ -1,0 +1,1 @@
+"""A third party written for a later version of the contracts."""
