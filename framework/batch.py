@@ -236,7 +236,7 @@ class StepOutput:
     sampled       [R, k + 1] int32 tokens of each batch row, valid up to num_valid
     num_valid     [R] int32; 0 for a row that does not sample
     logprobs      row l belongs to the l-th sampled token in batch-row order; None when no row asked
-    errors        {batch row: message} for rows whose distribution is empty or not a number: what they drew means nothing
+    errors        {batch row: message} for rows whose distribution is empty or not a number; their draw means nothing
     payloads      {stage name: whatever its `collect` returned}
     timings       {"prepare": seconds, ...} host seconds of the step's parts
     """

@@ -130,7 +130,7 @@ class LayerOps(Protocol):
         """[T, 2 I] -> [T, I]: silu(first half) * second half."""
 
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotary embedding, half-split pairs. q [T, Hq, D], k [T, Hk, D]; cos, sin [T, D / 2] float32; in place or not."""
+        """Rotary embedding, half-split pairs. q [T, Hq, D], k [T, Hk, D]; cos, sin [T, D / 2] float32."""
 
 
 class StepOps(Protocol):

@@ -75,7 +75,7 @@ class RequestTable:
         return self._columns[f"{owner}.{name}"]
 
     def allocate(self) -> None:
-        """Lays out the packed row, largest items first so that every column is aligned, and makes the columns usable."""
+        """Lays out the packed row, largest items first so that all are aligned, and makes the columns usable."""
         narrow = [c for c in self._columns.values() if c.field.width <= _WIDE]
         narrow.sort(key=lambda c: -np.dtype(c.field.dtype).itemsize)
         offsets, end = [], 0

@@ -1,0 +1,77 @@
+"""`prepare` and `post_update` against a plain loop over requests, for random mixtures of chunks and decodes."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from framework import SamplingParams, step_ops
+from framework.batch import BlockDelta, NewRequest, SchedulerOutput
+from framework.interfaces import KVGroup
+from framework.worker.input_batch import InputBuffers
+from framework.worker.request_table import RequestTable
+
+BLOCK, MAX_LEN, ROWS, TOKENS = 4, 32, 7, 64
+GROUPS = (KVGroup("full", block_size=BLOCK, layers=(0,)),)
+
+spans = st.lists(
+    st.tuples(st.integers(1, 12), st.integers(0, 8), st.booleans()), min_size=1, max_size=ROWS - 1
+)  # (scheduled, computed, samples)
+
+
+def build(case: list[tuple[int, int, bool]], order: list[int]) -> tuple[RequestTable, InputBuffers, SchedulerOutput]:
+    table = RequestTable(ROWS, MAX_LEN, GROUPS, torch.device("cpu"), step_ops)
+    table.allocate()
+    deltas: list[list[int]] = [[], [], [], []]
+    for row, (scheduled, computed, _) in zip(order, case, strict=True):
+        ids = np.arange(100 * row, 100 * row + computed + scheduled, dtype=np.int32)
+        table.add(NewRequest(row, str(row), ids, len(ids), computed, SamplingParams(), row))
+        blocks = [10 * row + i for i in range(-(-len(ids) // BLOCK))]
+        for column, values in zip(deltas, ([row], [0], [len(blocks)], blocks), strict=True):
+            column.extend(values)
+    table.apply([BlockDelta(*(np.array(c, np.int32) for c in deltas))])
+    scheduled, computed, samples = (list(c) for c in zip(*case, strict=True))
+    output = SchedulerOutput(
+        step_id=0,
+        rows=np.array(order, np.int32),
+        num_scheduled_tokens=np.array(scheduled, np.int32),
+        num_computed_tokens=np.array(computed, np.int32),
+        samples=np.array(samples, np.bool_),
+        num_drafts=np.zeros(len(case), np.int32),
+    )
+    return table, InputBuffers(ROWS, TOKENS + 64, GROUPS, torch.device("cpu"), step_ops), output
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=spans, data=st.data())
+def test_prepare_and_post_update_equal_a_plain_loop(case: list[tuple[int, int, bool]], data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(1, ROWS)))[: len(case)]
+    table, inputs, output = build(case, order)
+    batch = inputs.prepare(output, table.views)
+    rows = inputs.logits_view(batch)
+    ids, positions, slots, last, draws = [], [], [], [], []
+    for row, (scheduled, computed, samples) in zip(order, case, strict=True):
+        for p in range(computed, computed + scheduled):
+            ids.append(100 * row + p)
+            positions.append(p)
+            slots.append((10 * row + p // BLOCK) * BLOCK + p % BLOCK)
+        if samples:
+            last.append(len(ids) - 1)
+            draws.append((row, computed + scheduled))
+    assert batch.input_ids.tolist() == ids
+    assert batch.positions.tolist() == positions
+    assert batch.slot_mapping[0].tolist() == slots
+    assert batch.query_start_loc.tolist() == [0, *np.cumsum([s for s, _, _ in case]).tolist()]
+    assert batch.seq_lens.tolist() == [s + c for s, c, _ in case]
+    assert batch.logits_indices.tolist() == last
+    assert list(zip(rows.req_idx.tolist(), rows.position.tolist(), strict=True)) == draws
+    assert rows.seed.tolist() == rows.req_idx.tolist() == rows.req_idx_np.tolist()
+
+    step_ops.post_update(inputs.buffers, table.views, len(case), len(draws), torch.arange(len(draws)) + 7)
+    computed_now = table.views.num_computed_tokens.dev
+    assert [int(computed_now[r]) for r in order] == [s + c for s, c, _ in case]
+    for i, (row, position) in enumerate(draws):
+        assert table.token_ids[row, position] == i + 7
+        assert table.views.num_tokens.dev[row] == position + 1
