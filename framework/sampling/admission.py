@@ -1,0 +1,107 @@
+"""Whether a pipeline can serve a request's parameters: nothing the caller named may be ignored.
+
+Knows the fields of SamplingParams and what stages declare to read, and no stage by name. Called by the pipeline's
+`validate`, before anything of the request runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from framework.errors import NotBuiltError, RequestError, did_you_mean
+from framework.request import GREEDY_TEMPERATURE
+
+if TYPE_CHECKING:
+    from framework.request import SamplingParams
+    from framework.sampling.deployed import Deployed
+
+SHAPING = ("temperature", "top_k", "top_p", "min_p")
+UNBUILT = (
+    "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "allowed_token_ids", "bad_words",
+    "bad_words_token_ids", "structured_outputs", "logprob_token_ids",
+)  # fmt: skip
+"""Sampling fields whose own stage is not built yet; a third party's stage may read them already."""
+
+
+def check_request(name: str, stages: Sequence[Deployed], vocab_size: int, params: SamplingParams) -> None:
+    """Raises RequestError, or NotBuiltError for a promised part that is not there. `name` is that of the pipeline."""
+    _check_switches(stages, params)
+    _check_extra_args(stages, params)
+    active = active_stages(stages, params)
+    for field in (*SHAPING, *UNBUILT):
+        if field in params.named and not _is_off(field, getattr(params, field), vocab_size):
+            _check_read(name, stages, active, field, getattr(params, field))
+    if params.logprobs == -1:
+        raise NotBuiltError("SamplingParams.logprobs=-1 (the whole vocabulary) is not built yet; ask for a number")
+    for one in active:
+        _ask(name, one, params)
+
+
+def active_stages(stages: Sequence[Deployed], params: SamplingParams) -> list[Deployed]:
+    """Stages that the request did not switch off."""
+    switches = params.stages or {}
+    return [s for s in stages if switches.get(s.key, True)]
+
+
+def _is_off(field: str, value: Any, vocab_size: int) -> bool:
+    """Whether the value asks for nothing, or for what the pipeline itself decides (greedy rows)."""
+    if field == "temperature":
+        return value == 1.0 or value < GREEDY_TEMPERATURE
+    if field == "top_k":
+        return value <= 1 or value >= vocab_size
+    if field in ("min_p", "frequency_penalty", "presence_penalty"):
+        return value == 0.0
+    if field in ("top_p", "repetition_penalty"):
+        return value == 1.0
+    return not value
+
+
+def _check_read(name: str, stages: Sequence[Deployed], active: Sequence[Deployed], field: str, value: Any) -> None:
+    if any(field in s.spec.params for s in active):
+        return
+    readers = [s.key for s in stages if field in s.spec.params]
+    if readers:
+        raise RequestError(
+            f"stages switches off '{readers[0]}', the stage of sampler={name} that reads {field}={value!r}."
+            " Leave out one of the two"
+        )
+    if field in UNBUILT:
+        raise NotBuiltError(f"SamplingParams.{field}={value!r} is not built yet: no stage of sampler={name} reads it")
+    raise RequestError(
+        f"sampler={name} has no stage that reads {field}={value!r}, so it would be ignored. Leave {field} out,"
+        " or deploy a stage that reads it, such as those of sampler=gumbel"
+    )
+
+
+def _check_switches(stages: Sequence[Deployed], params: SamplingParams) -> None:
+    known = {s.key: s for s in stages}
+    for key, on in (params.stages or {}).items():
+        if key not in known:
+            raise RequestError(f"stages names '{key}', {_unknown(key, known)}")
+        if not on and known[key].spec.essential:
+            raise RequestError(f"stages cannot switch '{key}' off: the request's constraints depend on it")
+        if not on and known[key].spec.kind == "select":
+            raise RequestError(f"stages cannot switch '{key}' off: no other stage of the pipeline picks a token")
+
+
+def _check_extra_args(stages: Sequence[Deployed], params: SamplingParams) -> None:
+    known = {s.key for s in stages}
+    for key in params.extra_args or {}:
+        if key not in known:
+            raise RequestError(f"extra_args names '{key}', {_unknown(key, known)}")
+        if not (params.stages or {}).get(key, True):
+            raise RequestError(f"extra_args has parameters for '{key}', which stages switches off. Leave out one")
+
+
+def _unknown(key: str, known: Any) -> str:
+    return f"which is no stage of this pipeline.{did_you_mean(key, known)} Deployed: {', '.join(known)}"
+
+
+def _ask(name: str, one: Deployed, params: SamplingParams) -> None:
+    try:
+        one.stage.validate(one.view(params))
+    except NotBuiltError:
+        raise
+    except ValueError as error:
+        raise RequestError(f"sampler={name}: stage '{one.key}' refuses the request: {error}") from error

@@ -1,0 +1,90 @@
+"""A sampler stage as a pipeline holds it: built from its config, checked to do what its kind promises.
+
+What a row holds before a stage writes it is decided here as well. Called when a pipeline is built and at admission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from framework.errors import ConfigError, PluginError
+
+if TYPE_CHECKING:
+    from framework.config import StageConfig
+    from framework.interfaces import SamplerStage, StageContext, StageSpec
+    from framework.plugins import Registry
+    from framework.request import SamplingParams
+
+    ContextFactory = Callable[[str, StageSpec], StageContext]
+
+METHODS = {
+    "mask": ("apply",), "elementwise": ("apply",), "threshold": ("bounds",), "select": ("select",),
+    "observe": ("observe", "collect"),
+}  # fmt: skip
+ALWAYS = ("wants", "validate", "add_request", "commit")
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """key: its name in `sampler.stages`; bit: its place in the feature bits of a row."""
+
+    key: str
+    spec: StageSpec
+    stage: SamplerStage
+    ctx: StageContext
+    bit: int
+
+    def keeps(self, word: str) -> bool:
+        return word in self.spec.caps.keeps
+
+    def reset_row(self, req_idx: int) -> None:
+        """Neutral values in every field of the row: what a request that does not want the stage leaves there."""
+        for field in self.spec.fields:
+            self.ctx.column(field.name).np[req_idx] = field.init
+
+    def view(self, params: SamplingParams) -> SamplingParams:
+        """Parameters as the stage reads them: it looks for extra_args under its own name, the request uses the key."""
+        if self.key == self.spec.name or not params.extra_args:
+            return params
+        own = params.extra_args.get(self.key)
+        changed: SamplingParams = params.replace(extra_args=None if own is None else {self.spec.name: own})
+        return changed
+
+
+def deploy(config: StageConfig, index: int, registry: Registry, ctx_factory: ContextFactory) -> Deployed:
+    """Builds one stage. PluginError when it is not there or lacks a method, ConfigError when it refuses its options."""
+    target = registry.load_target("stage", config.name)
+    spec = _spec_of(config, target)
+    ctx = ctx_factory(config.key, spec)
+    try:
+        stage = target(_options(config, registry), ctx)
+    except ValueError as error:
+        raise ConfigError(f"sampler.stages.{config.key}: {error}") from error
+    return Deployed(config.key, spec, stage, ctx, 1 << index)
+
+
+def _spec_of(config: StageConfig, target: Any) -> StageSpec:
+    spec = getattr(target, "spec", None)
+    if spec is None or spec.kind not in METHODS:
+        raise PluginError(
+            f"sampler stage '{config.key}' (plugin '{config.name}') declares no StageSpec with a kind among"
+            f" {', '.join(METHODS)}: set `spec` on {target!r}"
+        )
+    missing = [name for name in (*ALWAYS, *METHODS[spec.kind]) if not callable(getattr(target, name, None))]
+    if missing:
+        raise PluginError(
+            f"sampler stage '{config.key}' (plugin '{config.name}') is of kind {spec.kind} and lacks"
+            f" {', '.join(missing)}: see framework.interfaces.SamplerStage"
+        )
+    return spec
+
+
+def _options(config: StageConfig, registry: Registry) -> Any:
+    options_class = registry.load_config_class(registry.spec("stage", config.name))
+    if options_class is not None:
+        return options_class(**config.options)
+    if config.options:
+        raise ConfigError(f"sampler.stages.{config.key} has no options, got {', '.join(config.options)}")
+    return config.options

@@ -1,0 +1,76 @@
+"""Logprobs of what was sampled: of the model's own logits, whatever the pipeline did with them.
+
+Computed on the device for the rows that asked, brought to the host at the end of the step. Called by the pipeline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from framework.batch import LogprobsColumns
+from framework.errors import ConfigError, NotBuiltError, did_you_mean
+from framework.sampling.groups import group_max, largest_ids, log_sum_exp
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
+NOT_ASKED = -1
+
+
+@dataclass(slots=True)
+class DeviceLogprobs:
+    """Columns of `LogprobsColumns` on the device, for the n rows that asked; rows_np [n] are their logits rows."""
+
+    rows_np: NDArray[np.int64]
+    sampled: Tensor
+    rank: Tensor
+    top_ids: Tensor
+    top_logprobs: Tensor
+
+
+def check_mode(mode: str) -> None:
+    """ConfigError for an unknown `sampler.logprobs_mode`, NotBuiltError for one whose part is not there yet."""
+    if mode not in MODES:
+        raise ConfigError(f"sampler.logprobs_mode={mode}: use one of {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
+    if mode != "raw_logprobs":
+        raise NotBuiltError(f"sampler.logprobs_mode={mode} is not built yet; use raw_logprobs")
+
+
+def raw_logprobs(raw: Tensor, ids: Tensor, k: int, rows_np: NDArray[np.int64]) -> DeviceLogprobs:
+    """Log-softmax, in float32, of the sampled and the k best tokens, and the sampled one's rank.
+
+    raw [n, V] the model's logits in any dtype; ids [n] int64. The k best stand in falling order, the lowest id first
+    among equals; rank = 1 + number of strictly larger logits.
+    """
+    logits = raw.float()
+    total = log_sum_exp(logits, group_max(logits).amax(-1, keepdim=True))
+    value = logits.gather(1, ids.unsqueeze(1))
+    top_ids = largest_ids(logits, k)
+    return DeviceLogprobs(
+        rows_np=rows_np,
+        sampled=(value - total).squeeze(1),
+        rank=(logits > value).sum(-1) + 1,
+        top_ids=top_ids,
+        top_logprobs=logits.gather(1, top_ids) - total,
+    )
+
+
+def to_host(device: DeviceLogprobs, num_rows: int) -> LogprobsColumns:
+    """Columns of all logits rows of the step; rows that did not ask hold NaN, rank 0 and ids -1."""
+    k = device.top_ids.shape[1]
+    columns = LogprobsColumns(
+        sampled=np.full(num_rows, np.nan, np.float32),
+        rank=np.zeros(num_rows, np.int32),
+        top_ids=np.full((num_rows, k), -1, np.int32),
+        top_logprobs=np.full((num_rows, k), np.nan, np.float32),
+    )
+    columns.sampled[device.rows_np] = device.sampled.cpu().numpy()
+    columns.rank[device.rows_np] = device.rank.cpu().numpy()
+    columns.top_ids[device.rows_np] = device.top_ids.cpu().numpy()
+    columns.top_logprobs[device.rows_np] = device.top_logprobs.cpu().numpy()
+    return columns

@@ -1,0 +1,256 @@
+"""The sampler: ordered stages that turn a step's logits into tokens, whatever the stages are.
+
+Knows kinds of stages and no stage by name; what a stage does is in its plugin. The runner calls `add_request` at
+admission and `sample`, `commit`, `collect` in a step; admission calls `validate`.
+
+    masks and elementwise stages -> greedy rows are decided -> temperature and the like -> thresholds -> select
+    `------- every row -------'                                `------------- the other rows -------------'
+
+The line between the two halves is drawn behind the last stage that may change which token is best (caps `argmax`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from framework.errors import ConfigError
+from framework.sampling.admission import active_stages, check_request
+from framework.sampling.capabilities import check_composition
+from framework.sampling.deployed import Deployed, deploy
+from framework.sampling.groups import best
+from framework.sampling.interval import inside, open_interval
+from framework.sampling.logprobs import NOT_ASKED, DeviceLogprobs, check_mode, raw_logprobs, to_host
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from framework.batch import LogprobsColumns, NewRequest, Rows
+    from framework.config import SamplerConfig
+    from framework.plugins import Registry
+    from framework.request import SamplingParams
+    from framework.sampling.deployed import ContextFactory
+
+IN_PLACE = ("mask", "elementwise")
+DRAWS, LOGPROBS = 1 << 62, 1 << 63
+"""Feature bits of the pipeline itself: the row is not greedy; it wants logprobs. The lower bits are the stages'."""
+MAX_STAGES = 62
+
+
+@dataclass(slots=True)
+class SampleResult:
+    """Tokens of one step, on the device; `collect` brings them to the host.
+
+    ids     [L] int64
+    bad     [L] bool, rows that have no distribution to choose from: their id is in range and means nothing
+    top     [L] float32 largest logit after masks and penalties; chosen [L] float32 logit of the id that was taken
+    """
+
+    ids: Tensor
+    bad: Tensor
+    top: Tensor
+    chosen: Tensor
+    req_idx_np: NDArray[np.int32]
+    logprobs: DeviceLogprobs | None = None
+    payloads: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What the step's rows want, decided on the host. random: rows that are not greedy; wanting: rows with logprobs."""
+
+    bits: int
+    random: NDArray[np.int64] | None
+    wanting: NDArray[np.int64] | None
+
+
+class SamplerPipeline:
+    """Stages in pipeline order, with the per-row host state that decides which of them a step runs."""
+
+    def __init__(self, name: str, stages: Sequence[Deployed]):
+        self.name, self.stages = name, tuple(stages)
+        (self._select,) = (s for s in stages if s.spec.kind == "select")
+        self._all_greedy = self._select.keeps("argmax")
+        in_place = [s for s in stages if s.spec.kind in IN_PLACE]
+        split = max((i + 1 for i, s in enumerate(in_place) if not s.keeps("argmax")), default=0)
+        self._shared, self._reshaping = in_place[:split], in_place[split:]
+        self._thresholds = [s for s in stages if s.spec.kind == "threshold"]
+        self._observers = [s for s in stages if s.spec.kind == "observe"]
+        ctx = self._select.ctx
+        self._vocab_size = ctx.vocab_size
+        self._bits = np.zeros(ctx.num_rows, np.uint64)
+        self._num_logprobs = np.full(ctx.num_rows, NOT_ASKED, np.int32)
+
+    # ------------------------------------------------------------------------------------------- admission
+
+    def validate(self, params: SamplingParams) -> None:
+        """RequestError or NotBuiltError when a parameter that the caller named cannot be served; nothing is ignored."""
+        check_request(self.name, self.stages, self._vocab_size, params)
+
+    def add_request(self, req_idx: int, params: SamplingParams, new: NewRequest) -> None:
+        """Overwrites the row in every stage: the request's values where it wants the stage, else neutral ones."""
+        bits = self._own_bits(params)
+        wanted = self._wanted(params)
+        for one in self.stages:
+            if one in wanted:
+                bits |= one.bit
+                one.stage.add_request(req_idx, one.view(params), new)
+            else:
+                one.reset_row(req_idx)
+        self._bits[req_idx] = bits
+        self._num_logprobs[req_idx] = NOT_ASKED if params.logprobs is None else params.logprobs
+
+    def _own_bits(self, params: SamplingParams) -> int:
+        draws = 0 if params.is_greedy or self._all_greedy else DRAWS
+        return draws | (0 if params.logprobs is None else LOGPROBS)
+
+    def _wanted(self, params: SamplingParams) -> list[Deployed]:
+        """Stages that the request uses; a greedy row is decided before those that only reshape its distribution."""
+        skipped: tuple[Deployed, ...] = ()
+        if params.is_greedy or self._all_greedy:
+            skipped = (*self._reshaping, *self._thresholds)
+        return [s for s in active_stages(self.stages, params) if s not in skipped and s.stage.wants(s.view(params))]
+
+    # -------------------------------------------------------------------------------------------- one step
+
+    def sample(self, logits: Tensor, rows: Rows) -> SampleResult:
+        """Chooses a token for each row of logits [L, V]; float32 ones may be overwritten. Waits for nothing."""
+        plan = self._plan(rows)
+        observers = self._running(self._observers, plan)
+        raw, wanting = self._keep_raw(logits, plan, bool(observers))
+        work = logits.float()
+        for one in self._running(self._shared, plan):
+            one.stage.apply(work, rows)
+        top, ids = best(work)
+        if self._all_greedy:
+            ids = self._select.stage.select(work, rows, *open_interval(len(work), work.device))
+        chosen = work.gather(1, ids.unsqueeze(1)).squeeze(1)
+        processed = work
+        if plan.random is not None:
+            ids, chosen, processed = self._draw(work, rows, plan, ids, chosen, bool(observers))
+        result = SampleResult(ids, ~(top.isfinite() & chosen.isfinite()), top, chosen, rows.req_idx_np)
+        if plan.wanting is not None:
+            kept_ids = ids if len(plan.wanting) == len(ids) else ids.index_select(0, _index(plan.wanting, ids))
+            k = int(self._num_logprobs[rows.req_idx_np].max())
+            result.logprobs = raw_logprobs(wanting, kept_ids, min(k, self._vocab_size), plan.wanting)
+        for one in observers:
+            result.payloads[one.key] = one.stage.observe(raw, processed, rows, ids)
+        return result
+
+    def _plan(self, rows: Rows) -> _Plan:
+        each = self._bits[rows.req_idx_np]
+        bits = int(np.bitwise_or.reduce(each))
+        return _Plan(
+            bits=bits,
+            random=np.flatnonzero(each & np.uint64(DRAWS)) if bits & DRAWS else None,
+            wanting=np.flatnonzero(each & np.uint64(LOGPROBS)) if bits & LOGPROBS else None,
+        )
+
+    def _running(self, stages: Sequence[Deployed], plan: _Plan) -> list[Deployed]:
+        return [s for s in stages if s.bit & plan.bits]
+
+    def _keep_raw(self, logits: Tensor, plan: _Plan, observed: bool) -> tuple[Tensor, Tensor]:
+        """(the model's logits for observers, those of the rows that want logprobs), out of reach of in-place stages."""
+        overwritten = logits.dtype == torch.float32 and self._running([*self._shared, *self._reshaping], plan)
+        raw = logits.clone() if overwritten and observed else logits
+        if plan.wanting is None:
+            return raw, raw
+        if len(plan.wanting) < len(logits):
+            return raw, raw.index_select(0, _index(plan.wanting, raw))
+        return raw, raw.clone() if overwritten and not observed else raw
+
+    def _draw(
+        self, work: Tensor, rows: Rows, plan: _Plan, ids: Tensor, chosen: Tensor, observed: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(ids, their logits, processed logits) once the rows that are not greedy are drawn; copies mixed batches only."""
+        assert plan.random is not None, "no row draws"
+        if len(plan.random) == len(work):
+            return self._draw_rows(work, rows, plan, observed)
+        index = _index(plan.random, work)
+        drawn, values, kept = self._draw_rows(work.index_select(0, index), _take(rows, plan, index), plan, observed)
+        processed = work.index_copy(0, index, kept) if observed else work
+        return ids.index_copy(0, index, drawn), chosen.index_copy(0, index, values), processed
+
+    def _draw_rows(self, logits: Tensor, rows: Rows, plan: _Plan, observed: bool) -> tuple[Tensor, Tensor, Tensor]:
+        for one in self._running(self._reshaping, plan):
+            one.stage.apply(logits, rows)
+        lo, hi = open_interval(len(logits), logits.device)
+        for one in self._running(self._thresholds, plan):
+            lo, hi = one.stage.bounds(logits, rows, lo, hi)
+        ids = self._select.stage.select(logits, rows, lo, hi)
+        values = logits.gather(1, ids.unsqueeze(1)).squeeze(1)
+        return ids, values, inside(logits, lo, hi) if observed else logits
+
+    def commit(self, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None:
+        """Tells the stages of the step what was accepted. sampled [R, k + 1], num_valid [R], on the device."""
+        for one in self._running(self.stages, self._plan(rows)):
+            one.stage.commit(rows, sampled, num_valid)
+
+    # ----------------------------------------------------------------------------------------- on the host
+
+    def collect(self, result: SampleResult) -> tuple[NDArray[np.int32], LogprobsColumns | None, dict[int, str]]:
+        """(ids [L], logprobs columns or None, {logits row: what is wrong with it}). Waits for the device."""
+        ids = result.ids.cpu().numpy().astype(np.int32)
+        logprobs = None if result.logprobs is None else to_host(result.logprobs, len(ids))
+        bad = np.flatnonzero(result.bad.cpu().numpy())
+        return ids, logprobs, {int(row): self._fault(result, int(row)) for row in bad}
+
+    def collect_payloads(self, result: SampleResult) -> dict[str, Any]:
+        """{stage name: payload on the host} of the observe stages that ran."""
+        by_key = {s.key: s.stage for s in self._observers}
+        return {key: by_key[key].collect(payload) for key, payload in result.payloads.items()}
+
+    def _fault(self, result: SampleResult, row: int) -> str:
+        """Why a row cannot be sampled. Runs for faulty rows only."""
+        top = float(result.top[row])
+        if np.isfinite(top):
+            return f"sampler stage '{self._select.key}' picked a token that is masked"
+        bits = int(self._bits[result.req_idx_np[row]])
+        active = [s for s in self._shared if s.bit & bits]
+        masks = [s.key for s in active if s.spec.kind == "mask"] or [s.key for s in active]
+        if top == -np.inf and masks:
+            return f"no token is left to choose: stages {', '.join(masks)} together mask the whole vocabulary"
+        return "the model's logits are not numbers"
+
+
+def _index(rows: NDArray[np.int64], like: Tensor) -> Tensor:
+    return torch.from_numpy(rows).to(like.device)
+
+
+def _take(rows: Rows, plan: _Plan, index: Tensor) -> Rows:
+    """The rows at `index`; drafts belong to batch rows, not to logits rows, and stay whole."""
+    return replace(
+        rows,
+        req_idx=rows.req_idx.index_select(0, index),
+        offset=rows.offset.index_select(0, index),
+        position=rows.position.index_select(0, index),
+        seed=rows.seed.index_select(0, index),
+        req_idx_np=rows.req_idx_np[plan.random],
+    )
+
+
+def build_pipeline(
+    config: SamplerConfig,
+    registry: Registry,
+    ctx_factory: ContextFactory,
+    *,
+    required: frozenset[str] = frozenset(),
+    provided: frozenset[str] = frozenset(),
+) -> SamplerPipeline:
+    """The pipeline of `config.stages`, in their order.
+
+    ctx_factory  (stage key, spec) -> StageContext; it has declared the stage's fields, which may be allocated later
+    required, provided  words between engine and stages, see `check_composition`
+    Raises ConfigError or NotBuiltError for what does not go together, PluginError for a stage that is not there.
+    """
+    check_mode(config.logprobs_mode)
+    if len(config.stages) > MAX_STAGES:
+        raise ConfigError(f"sampler={config.name} has {len(config.stages)} stages; at most {MAX_STAGES} are possible")
+    stages = [deploy(stage, i, registry, ctx_factory) for i, stage in enumerate(config.stages)]
+    check_composition(stages, required, provided)
+    return SamplerPipeline(config.name, stages)
