@@ -1,0 +1,420 @@
+"""The default scheduler: how many tokens of which request each step computes, and who gives way when blocks run out.
+
+There is no prefill phase: chunk, decode and resumed span are one case, `known + in flight - computed` tokens cut to the
+budget. Holds no tensor. The engine calls `schedule` and `update`; order and victims are the policy's.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import insort_left, insort_right
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from framework.errors import ConfigError, NotBuiltError, RequestError
+from framework.request import NewTokens, Request, RequestStatus
+from framework.scheduler.block_pool import BlockPool
+from framework.scheduler.endings import append_tokens
+from framework.scheduler.ledger import Kept, Ledger, StepRecord
+from framework.scheduler.prefix_cache import PrefixCache
+from framework.scheduler.step_plan import Leaving, StepPlan
+
+if TYPE_CHECKING:
+    from framework.batch import SchedulerOutput, StepOutput
+    from framework.interfaces import SchedulerContext
+
+_RUNNING = RequestStatus.RUNNING
+_by_arrival = attrgetter("arrival_index")
+
+
+def check_context(ctx: SchedulerContext) -> None:
+    """Refuses what this scheduler cannot serve: NotBuiltError for a part to come, ConfigError for a wrong limit."""
+    for group in ctx.groups:
+        if group.kind != "full":
+            raise NotBuiltError(
+                f"KV group '{group.name}': kind '{group.kind}' is not built yet in scheduler 'default', only 'full'. "
+                "Choose a model whose layers all attend to the whole context."
+            )
+    sizes = sorted({group.block_size for group in ctx.groups})
+    if len(sizes) != 1:
+        raise NotBuiltError(f"KV groups with different block sizes {sizes} are not built yet. Set kv_cache.block_size.")
+    if ctx.preemption != "recompute":
+        raise NotBuiltError(f"scheduler.preemption={ctx.preemption} is not built yet. Use recompute.")
+    if ctx.num_lookahead:
+        raise NotBuiltError(
+            f"scheduler 'default' has no slots for {ctx.num_lookahead} draft tokens yet. Use spec_decode=none."
+        )
+    limits = (
+        ("kv_cache.num_blocks", ctx.num_blocks, 1 + len(ctx.groups)),
+        ("scheduler.max_num_seqs", ctx.max_num_seqs, 1),
+        ("scheduler.max_num_batched_tokens", ctx.max_num_batched_tokens, 1),
+    )
+    for key, value, least in limits:
+        if value < least:
+            raise ConfigError(f"{key} must be at least {least}, got {value}. Raise {key}.")
+
+
+class Scheduler:
+    """Continuous batching over one block pool.
+
+    Running requests come first, in the order of their admission, so that a prompt never starves a decode; what is left
+    of the budget admits waiting requests in the policy's order, without overtaking. Admission takes the blocks of every
+    known token at once: a prompt that has started is never stopped half-way for want of blocks, and its blocks tend to
+    be consecutive. It leaves one free block to each running request that will still grow, because a request that is
+    admitted into the last blocks would be preempted within a few steps.
+
+    When a running request finds no block, the policy names victims among the running ones; a waiting request may
+    displace running ones as well, if the policy, asked with the newcomer among them, names somebody else. A victim
+    loses blocks and row, waits at its place by arrival, and returns as a fresh admission.
+
+    Without chunked prefill a span is scheduled whole or not at all. The one exception is a resumed request whose prompt
+    and outputs have outgrown max_num_batched_tokens: it can only come back in pieces.
+    """
+
+    def __init__(self, options: Mapping[str, Any], ctx: SchedulerContext) -> None:
+        if options:
+            raise ConfigError(f"scheduler 'default' has no option '{next(iter(options))}'. Remove scheduler.options.")
+        check_context(ctx)
+        self._ctx = ctx
+        self._policy = ctx.policy
+        self._connector = ctx.connector
+        self._num_groups = len(ctx.groups)
+        self._block_size = ctx.groups[0].block_size
+        self.pool = BlockPool(ctx.num_blocks)
+        self._cache = PrefixCache(self.pool, self._block_size, self._num_groups, ctx.prefix_caching)
+        self._requests: dict[str, Request] = {}
+        self._waiting: list[Request] = []  # in order of arrival
+        self._running: list[Request] = []  # in order of admission
+        self._free_rows = list(range(ctx.max_num_seqs, 0, -1))
+        self._leaving = Leaving()
+        self._ledger = Ledger()
+        self._held: dict[str, list[int]] = {}  # blocks of ended requests that the connector still sends
+        self._next_step_id = 0
+        self._counts = {"num_preemptions": 0, "prefix_hit_tokens": 0, "prefix_query_tokens": 0}
+
+    # ------------------------------------------------------------------------------------------ requests
+
+    def add_request(self, request: Request) -> None:
+        """Queues a request. RequestError when its id is taken, or when it could never run under the limits."""
+        if request.request_id in self._requests:
+            raise RequestError(f"request {request.request_id}: the id is in use. Choose another request_id.")
+        assert len(request.prompt_token_ids) < request.max_total_tokens, request
+        self._check_fits(request)
+        self._requests[request.request_id] = request
+        insort_right(self._waiting, request, key=_by_arrival)
+
+    def _check_fits(self, request: Request) -> None:
+        needed = self._num_blocks(request.max_total_tokens) * self._num_groups
+        there = self._ctx.num_blocks - 1
+        if needed > there:
+            raise RequestError(
+                f"request {request.request_id}: prompt and max_tokens are {request.max_total_tokens} tokens and need "
+                f"{needed} blocks, but the pool has {there}. Raise kv_cache.num_blocks or lower max_tokens."
+            )
+        budget = self._ctx.max_num_batched_tokens
+        if not self._ctx.chunked_prefill and request.num_prompt_tokens > budget:
+            raise RequestError(
+                f"request {request.request_id}: prompt has {request.num_prompt_tokens} tokens but "
+                f"scheduler.max_num_batched_tokens is {budget} and scheduler.chunked_prefill is false. "
+                "Raise scheduler.max_num_batched_tokens or set scheduler.chunked_prefill=true."
+            )
+
+    def abort(self, request_id: str) -> Request | None:
+        """Ends a waiting or running request with finish_reason `abort`; None when the id is not known (any more).
+
+        Tokens that steps in flight still return for it are dropped.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        if request.status is _RUNNING:
+            self._leaving.aborted.append(request.req_idx)
+            self._running.remove(request)
+        else:
+            self._waiting.remove(request)
+        self._end(request, "abort")
+        return request
+
+    def has_work(self) -> bool:
+        """Whether a request waits or runs. The caller brings back its steps in flight even when none does."""
+        return bool(self._requests)
+
+    def stats(self) -> Mapping[str, int | float]:
+        """num_blocks counts the null block, like kv_cache.num_blocks; all are free when num_free_blocks is one less.
+
+        The prefix counters hold tokens of first admissions only.
+        """
+        return {
+            "num_waiting": len(self._waiting),
+            "num_running": len(self._running),
+            "num_free_blocks": self.pool.num_free,
+            "num_blocks": self._ctx.num_blocks,
+            **self._counts,
+        }
+
+    # ------------------------------------------------------------------------------------------ schedule
+
+    def schedule(self) -> SchedulerOutput:
+        """The next step; without any row when all requests wait for steps in flight."""
+        assert len(self._ledger) < self._ctx.max_in_flight, f"{len(self._ledger)} steps in flight already"
+        plan = StepPlan(self._ctx.max_num_batched_tokens)
+        self._continue_running(plan)
+        self._admit_waiting(plan)
+        return self._emit(plan)
+
+    def _continue_running(self, plan: StepPlan) -> None:
+        for request in self._running[:]:  # victims leave the list meanwhile
+            if not plan.budget:
+                return
+            if request.status is not _RUNNING:
+                continue
+            target = len(request.token_ids) + request.num_in_flight
+            if target >= request.max_total_tokens:
+                continue  # a step in flight draws its last token
+            num_tokens = min(target - request.num_computed_tokens, plan.budget)
+            end = request.num_computed_tokens + num_tokens
+            if end > len(request.block_ids[0]) * self._block_size and not self._grow(request, end, plan):
+                continue
+            plan.add(request, num_tokens)
+
+    def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
+        """Gives a running request blocks for `num_tokens` tokens; False when it yields or has to wait for a step."""
+        column = len(request.block_ids[0])
+        count = self._num_blocks(num_tokens) - column
+        while self.pool.num_free < count * self._num_groups:
+            if not self._preempt_for(request, count * self._num_groups, plan):
+                return False
+        for blocks in request.block_ids:
+            blocks.extend(self.pool.allocate(count))
+        plan.columns[request] = column
+        return True
+
+    def _preempt_for(self, request: Request, count: int, plan: StepPlan) -> bool:
+        """Preempts one request towards `count` free blocks for `request`; False when that one must yield or wait."""
+        plan.is_short = True
+        ending = [r for r in self._running if r.num_tokens + r.num_in_flight >= r.max_total_tokens]
+        coming_back = self._ledger.num_kept_blocks + self._num_groups * sum(len(r.block_ids[0]) for r in ending)
+        if self.pool.num_free + coming_back >= count:
+            return False  # enough blocks come back with the steps in flight
+        candidates = [r for r in self._running if r not in plan.new and r not in ending]
+        victim = self._policy.victim(candidates if request.status is _RUNNING else [*candidates, request])
+        assert victim is request or victim in candidates, f"{type(self._policy).__name__} chose {victim.request_id}"
+        if victim.status is _RUNNING:
+            self._preempt(victim, plan)
+        return victim is not request
+
+    def _preempt(self, request: Request, plan: StepPlan) -> None:
+        plan.take_back(request)
+        self._leaving.preempted.append(request.req_idx)
+        self._running.remove(request)
+        self._give_up(request)
+        request.status = RequestStatus.PREEMPTED
+        request.num_preemptions += 1  # also the generation: tokens of its steps in flight are dropped
+        request.num_computed_tokens = request.num_in_flight = request.num_published_blocks = 0
+        self._counts["num_preemptions"] += 1
+        insort_left(self._waiting, request, key=_by_arrival)
+
+    # ----------------------------------------------------------------------------------------- admission
+
+    def _admit_waiting(self, plan: StepPlan) -> None:
+        if not self._waiting or not self._may_admit(plan):
+            return
+        for request in self._policy.order(self._waiting[:]):
+            if not self._try_admit(request, plan) or not self._may_admit(plan):
+                return
+
+    def _may_admit(self, plan: StepPlan) -> bool:
+        return bool(plan.budget and self._free_rows) and not plan.is_short
+
+    def _try_admit(self, request: Request, plan: StepPlan) -> bool:
+        """Admits the request if it can run now; False ends admission for this step, so that nobody overtakes it."""
+        hits = self._cache.lookup(request)
+        num_local = len(hits[0]) * self._block_size
+        num_external = self._external_tokens(request, num_local)
+        if num_external is None:
+            return True  # the connector does not know yet: only this request waits
+        num_computed = num_local + num_external
+        num_tokens = self._first_span(request.num_tokens - num_computed, plan.budget)
+        if not num_tokens or not self._leaves_room(request, hits):
+            return False
+        if not self._policy.admit(request, plan.budget):
+            return False
+        # counted anew after each victim: a hit that only the victim held is taken from the free blocks now
+        while (count := self._num_taken(request, hits)) > self.pool.num_free:
+            if not self._preempt_for(request, count, plan):
+                return False
+        self._start(request, hits, num_computed)
+        self._connector.after_alloc(request, request.block_ids, num_external)
+        plan.new.append(request)
+        plan.columns[request] = 0
+        plan.add(request, num_tokens)
+        return True
+
+    def _external_tokens(self, request: Request, num_local: int) -> int | None:
+        """Tokens that the connector loads before this step's forward, in whole blocks; None for `ask again`."""
+        if request.params.prompt_logprobs is not None:
+            return 0
+        count, is_async = self._connector.matched_tokens(request, num_local)
+        if count is None:
+            return None
+        if is_async:
+            raise NotBuiltError(
+                f"kv_connector {type(self._connector).__name__}: asynchronous loads are not built yet in scheduler "
+                "'default'. Use a connector that loads within the step."
+            )
+        most = request.num_tokens - 1 - num_local
+        return min(count, most) // self._block_size * self._block_size
+
+    def _first_span(self, remaining: int, budget: int) -> int:
+        whole_first = not self._ctx.chunked_prefill and remaining <= self._ctx.max_num_batched_tokens
+        return 0 if whole_first and remaining > budget else min(remaining, budget)
+
+    def _num_taken(self, request: Request, hits: Sequence[Sequence[int]]) -> int:
+        """Free blocks that admission takes: new ones, and hits that nobody holds."""
+        new = self._num_blocks(request.num_tokens) - len(hits[0])
+        return new * self._num_groups + sum(self.pool.num_idle(blocks) for blocks in hits)
+
+    def _leaves_room(self, request: Request, hits: Sequence[Sequence[int]]) -> bool:
+        """Whether the running requests keep a block each to grow into, or would yield to `request` anyhow.
+
+        True as well for a request that does not fit at all: then the policy decides who yields.
+        """
+        left = self.pool.num_free - self._num_taken(request, hits)
+        if left < 0 or left >= len(self._running) * self._num_groups:
+            return True
+        growing = sum(r.max_total_tokens > len(r.block_ids[0]) * self._block_size for r in self._running)
+        return left >= growing * self._num_groups or self._policy.victim([*self._running, request]) is not request
+
+    def _start(self, request: Request, hits: list[list[int]], num_computed: int) -> None:
+        """Gives the request its blocks and a row, and moves it from the waiting to the running ones."""
+        num_hits = len(hits[0])
+        for blocks in hits:
+            self.pool.acquire(blocks)
+        for blocks in hits:
+            blocks.extend(self.pool.allocate(self._num_blocks(request.num_tokens) - num_hits))
+            self.pool.write(blocks[num_hits : num_computed // self._block_size])  # the connector loads into these
+        self._waiting.remove(request)
+        self._running.append(request)
+        request.block_ids = hits
+        request.num_published_blocks = num_hits
+        request.num_computed_tokens = num_computed
+        request.req_idx = self._free_rows.pop()
+        request.status = _RUNNING
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = num_computed
+            request.first_scheduled_time = time.time()
+            self._counts["prefix_query_tokens"] += request.num_tokens
+            self._counts["prefix_hit_tokens"] += num_hits * self._block_size
+
+    def _emit(self, plan: StepPlan) -> SchedulerOutput:
+        step = plan.emit(self._next_step_id, self._num_groups, self._leaving)
+        self._next_step_id += 1
+        self._leaving = Leaving()
+        for request, end, num_tokens in zip(step.requests, step.ends, plan.spans.values(), strict=True):
+            start = end - num_tokens
+            if num_tokens > 1 or start % self._block_size == 0:
+                for blocks in request.block_ids:
+                    self.pool.write(blocks[start // self._block_size : self._num_blocks(end)])
+        step.scheduled.connector_meta = self._connector.build_meta(step.scheduled)
+        self._ledger.push(step)
+        return step.scheduled
+
+    # -------------------------------------------------------------------------------------------- update
+
+    def update(self, scheduled: SchedulerOutput, output: StepOutput) -> list[NewTokens]:
+        """Commits the oldest step in flight: publishes its blocks, appends its tokens, ends requests.
+
+        Returns an entry for each request that got tokens or ended. Rows of requests that were aborted or preempted
+        since the step was made are dropped.
+        """
+        step = self._ledger.pop(scheduled)
+        news = self._commit_rows(step, output)
+        for kept in self._ledger.release(scheduled.step_id):
+            self._free_rows.append(kept.row)
+            self.pool.free(kept.blocks)
+        if output.connector is not None:
+            self._connector_results(output.connector)
+        return news
+
+    def _commit_rows(self, step: StepRecord, output: StepOutput) -> list[NewTokens]:
+        news: list[NewTokens] = []
+        sampled, num_valid, next_row = output.sampled.tolist(), output.num_valid.tolist(), 0
+        for i, request in enumerate(step.requests):
+            logprobs_row, next_row = next_row, next_row + num_valid[i]
+            if request.status is not _RUNNING or request.num_preemptions != step.generations[i]:
+                continue
+            if i in output.errors:
+                self._finish(request, "error", error=output.errors[i])
+                news.append(NewTokens(request, [], "error", error=request.error))
+                continue
+            num_blocks = step.ends[i] // self._block_size
+            if num_blocks > request.num_published_blocks:
+                self._cache.commit(request, num_blocks)
+            if step.samples[i]:
+                new = self._take(request, sampled[i][: num_valid[i]])
+                if output.logprobs is not None and _wants_logprobs(request):
+                    new.logprobs_row = logprobs_row
+                news.append(new)
+        return news
+
+    def _take(self, request: Request, tokens: list[int]) -> NewTokens:
+        assert tokens, f"request {request.request_id}: its row samples, but the step returned no token and no error"
+        request.num_in_flight -= 1
+        taken, reason, stop_reason = append_tokens(request, tokens)
+        if reason is not None:
+            self._finish(request, reason, stop_reason)
+        return NewTokens(request, taken, reason, stop_reason)
+
+    def _finish(self, request: Request, reason: str, stop_reason: int | None = None, error: str | None = None) -> None:
+        request.stop_reason, request.error = stop_reason, error
+        self._leaving.finished.append(request.req_idx)
+        self._running.remove(request)
+        self._end(request, reason)
+
+    def _end(self, request: Request, reason: str) -> None:
+        del self._requests[request.request_id]
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+        request.num_in_flight = 0
+        if request.req_idx < 0:
+            return
+        if self._connector.request_finished(request, request.block_ids):
+            self._held[request.request_id] = _in_token_order(request.block_ids)
+            request.block_ids = [[] for _ in request.block_ids]
+        self._give_up(request)
+
+    def _give_up(self, request: Request) -> None:
+        """Takes row and blocks from a request; they are reused once the last step that names them is done."""
+        row, request.req_idx = request.req_idx, -1
+        blocks, request.block_ids = _in_token_order(request.block_ids), []
+        last = self._ledger.last_naming(request)
+        if last is not None:
+            self._ledger.keep(Kept(last, row, blocks))
+            return
+        self._free_rows.append(row)
+        self.pool.free(blocks)
+
+    def _connector_results(self, results: tuple[Sequence[str], Sequence[str], Sequence[int]]) -> None:
+        """(sent request ids, received request ids, failed blocks) of the worker side."""
+        sent, received, failed = results
+        if received or failed:
+            raise NotBuiltError(
+                f"kv_connector {type(self._connector).__name__} reports received requests {list(received)} and failed "
+                f"blocks {list(failed)}: neither is built yet in scheduler 'default'. Use kv_connector=none."
+            )
+        for request_id in sent:
+            self.pool.free(self._held.pop(request_id))
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
+
+
+def _wants_logprobs(request: Request) -> bool:
+    return request.params.logprobs is not None or request.params.logprob_token_ids is not None
+
+
+def _in_token_order(block_ids: Sequence[Sequence[int]]) -> list[int]:
+    """Blocks of all groups, those of the same tokens side by side."""
+    return list(chain.from_iterable(zip(*block_ids, strict=True)))

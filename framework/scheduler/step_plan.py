@@ -1,0 +1,113 @@
+"""The step while it is being decided, and its translation into a `SchedulerOutput`.
+
+A plan can still be taken back: a request that yields its blocks leaves it. Nothing of a request changes before `emit`
+but its block list. The scheduler makes one plan a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from framework.batch import BlockDelta, NewRequest, SchedulerOutput
+from framework.request import Request
+from framework.scheduler.ledger import StepRecord
+
+_NOTHING = np.zeros(0, np.int32)
+_NO_BLOCKS = BlockDelta(_NOTHING, _NOTHING, _NOTHING, _NOTHING)
+
+
+@dataclass(slots=True)
+class Leaving:
+    """Rows that leave the request table with the next step."""
+
+    finished: list[int] = field(default_factory=list)
+    preempted: list[int] = field(default_factory=list)
+    aborted: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """Decisions of one step.
+
+    budget    tokens that may still be scheduled
+    spans     tokens of each request that runs, in batch-row order
+    new       requests admitted in this step
+    columns   first block-table column that is new, of each request that got blocks
+    is_short  blocks ran out: nobody is admitted in this step
+    """
+
+    budget: int
+    spans: dict[Request, int] = field(default_factory=dict)
+    new: list[Request] = field(default_factory=list)
+    columns: dict[Request, int] = field(default_factory=dict)
+    is_short: bool = False
+
+    def add(self, request: Request, num_tokens: int) -> None:
+        self.spans[request] = num_tokens
+        self.budget -= num_tokens
+
+    def take_back(self, request: Request) -> None:
+        """The request does not run in this step after all."""
+        self.budget += self.spans.pop(request, 0)
+        self.columns.pop(request, None)
+
+    def emit(self, step_id: int, num_groups: int, leaving: Leaving) -> StepRecord:
+        """The step as the runner sees it, and as the ledger keeps it. Moves the requests' optimistic counters on."""
+        new = [_new_request(request) for request in self.new]
+        deltas = tuple(self._delta(group) for group in range(num_groups))
+        rows: list[int] = []
+        starts: list[int] = []
+        ends: list[int] = []
+        samples: list[bool] = []
+        generations: list[int] = []
+        for request, num_tokens in self.spans.items():
+            start = request.num_computed_tokens
+            end = request.num_computed_tokens = start + num_tokens
+            is_last = end == len(request.token_ids) + request.num_in_flight
+            if is_last:
+                request.num_in_flight += 1
+            rows.append(request.req_idx)
+            starts.append(start)
+            ends.append(end)
+            samples.append(is_last)
+            generations.append(request.num_preemptions)
+        scheduled = SchedulerOutput(
+            step_id=step_id,
+            rows=np.array(rows, np.int32),
+            num_scheduled_tokens=np.array(list(self.spans.values()), np.int32),
+            num_computed_tokens=np.array(starts, np.int32),
+            samples=np.array(samples, np.bool_),
+            num_drafts=np.zeros(len(rows), np.int32),
+            new=new,
+            new_block_ids=deltas,
+            finished=leaving.finished,
+            preempted=leaving.preempted,
+            aborted=leaving.aborted,
+        )
+        return StepRecord(scheduled, list(self.spans), generations, ends, samples)
+
+    def _delta(self, group: int) -> BlockDelta:
+        if not self.columns:
+            return _NO_BLOCKS
+        blocks = [request.block_ids[group][column:] for request, column in self.columns.items()]
+        return BlockDelta(
+            rows=np.array([request.req_idx for request in self.columns], np.int32),
+            starts=np.array(list(self.columns.values()), np.int32),
+            counts=np.array([len(ids) for ids in blocks], np.int32),
+            ids=np.array([block for ids in blocks for block in ids], np.int32),
+        )
+
+
+def _new_request(request: Request) -> NewRequest:
+    return NewRequest(
+        req_idx=request.req_idx,
+        request_id=request.request_id,
+        token_ids=np.array(request.token_ids, np.int32),
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_computed_tokens=request.num_computed_tokens,
+        params=request.params,
+        seed=request.seed,
+        mm_features=request.mm_features,
+    )
