@@ -1,0 +1,171 @@
+"""One table of step shapes that every attention plugin must serve, and a float64 reference of what it must return.
+
+A case says which requests run and how many tokens each computes; `build` turns it into an `InputBatch` with shuffled
+blocks, and `reference` recomputes the answer from the keys in order. Called by the tests of attention plugins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from framework.batch import NULL_ROW, InputBatch
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """One step.
+
+    computed, scheduled  tokens of each request before this step, and in it; (0, 0) is a padding row
+    padding_tokens       tokens behind the last request's, which write to the null block
+    """
+
+    name: str
+    computed: tuple[int, ...]
+    scheduled: tuple[int, ...]
+    num_heads: int = 6
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    window: int | None = None
+    padding_tokens: int = 0
+
+    @property
+    def seq_lens(self) -> tuple[int, ...]:
+        return tuple(a + b for a, b in zip(self.computed, self.scheduled, strict=True))
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.scheduled) + self.padding_tokens
+
+
+CASES = (
+    AttentionCase("one_token_of_one_request", (0,), (1,)),
+    AttentionCase("one_decode", (40,), (1,)),
+    AttentionCase("whole_prompt", (0,), (37,)),
+    AttentionCase("prompt_fills_its_blocks", (0,), (64,)),
+    AttentionCase("chunk_after_a_prefix_hit", (32,), (21,)),
+    AttentionCase("chunk_in_the_middle_of_a_block", (19,), (30,)),
+    AttentionCase("two_tokens_over_a_block_border", (15,), (2,)),
+    AttentionCase("decodes_of_one_length", (31, 31, 31), (1, 1, 1)),
+    AttentionCase("decodes_of_many_lengths", (3, 300, 64, 17, 1, 129), (1, 1, 1, 1, 1, 1)),
+    AttentionCase("one_long_decode_among_short_ones", (1500, 5, 6, 7), (1, 1, 1, 1)),
+    AttentionCase("decode_whose_block_is_new", (16, 32), (1, 1)),
+    AttentionCase("decodes_and_chunks_mixed", (12, 0, 70, 33), (1, 25, 1, 18)),
+    AttentionCase("chunks_only", (0, 16, 5), (9, 40, 3)),
+    AttentionCase("padding_rows_and_tokens", (20, 0, 8, 0, 0), (1, 7, 1, 0, 0), padding_tokens=5),
+    AttentionCase("only_padding", (0, 0), (0, 0), padding_tokens=3),
+    AttentionCase("every_head_its_own_keys", (9, 50), (1, 12), num_heads=4, num_kv_heads=4),
+    AttentionCase("one_kv_head", (9, 50), (1, 12), num_heads=8, num_kv_heads=1),
+    AttentionCase("wide_heads", (30, 0), (1, 20), num_heads=2, num_kv_heads=1, head_dim=80),
+    AttentionCase("window", (40, 10, 0), (1, 30, 50), window=24),
+    AttentionCase("window_of_one", (5, 0), (1, 4), window=1),
+)
+
+
+@dataclass
+class BuiltCase:
+    """A case with its inputs.
+
+    batch           the step; row r of the batch is req_idx rows_np[r]
+    q, k, v         [T, Hq, D], [T, Hk, D], [T, Hk, D]: this step's
+    past            K and V of the tokens already computed, one pair a request, [computed, Hk, D]
+    num_blocks      blocks that the tables name, null block included
+    past_slots      KV slots of `past`, one a request
+    """
+
+    case: AttentionCase
+    batch: InputBatch
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    past: list[tuple[Tensor, Tensor]]
+    num_blocks: int
+    past_slots: list[Tensor]
+
+
+def build(case: AttentionCase, block_size: int, dtype: torch.dtype, seed: int = 0) -> BuiltCase:
+    """Random inputs of a case with shuffled physical blocks and shuffled request rows, on the host."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (case.num_kv_heads, case.head_dim)
+    past = [(_normal((n, *shape), dtype, generator), _normal((n, *shape), dtype, generator)) for n in case.computed]
+    rows, table, num_blocks = _tables(case, block_size, generator)
+    slots = [_slots(table[row], 0, n, block_size) for row, n in zip(rows, case.computed, strict=True)]
+    return BuiltCase(
+        case=case,
+        batch=_batch(case, block_size, rows, table),
+        q=_normal((case.num_tokens, case.num_heads, case.head_dim), dtype, generator),
+        k=_normal((case.num_tokens, *shape), dtype, generator),
+        v=_normal((case.num_tokens, *shape), dtype, generator),
+        past=past,
+        num_blocks=num_blocks,
+        past_slots=slots,
+    )
+
+
+def _normal(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    return torch.randn(tuple(shape), generator=generator).to(dtype)
+
+
+def _tables(case: AttentionCase, block_size: int, generator: torch.Generator) -> tuple[list[int], Tensor, int]:
+    counts = [-(-n // block_size) for n in case.seq_lens]
+    num_blocks = sum(counts) + 2
+    blocks = iter((torch.randperm(num_blocks - 1, generator=generator) + 1).tolist())
+    rows = (torch.randperm(len(counts), generator=generator) + 1).tolist()
+    rows = [row if count else NULL_ROW for row, count in zip(rows, counts, strict=True)]
+    # Columns behind a request's last block hold the ids of a former owner of the row: no plugin may follow them.
+    table = torch.full((len(counts) + 1, max(counts) + 3), num_blocks - 1, dtype=torch.int32)
+    table[NULL_ROW] = 0
+    for row, count in zip(rows, counts, strict=True):
+        table[row, :count] = torch.tensor([next(blocks) for _ in range(count)], dtype=torch.int32)
+    return rows, table, num_blocks
+
+
+def _slots(blocks: Tensor, first: int, last: int, block_size: int) -> Tensor:
+    positions = torch.arange(first, last)
+    return blocks.long()[positions // block_size] * block_size + positions % block_size
+
+
+def _batch(case: AttentionCase, block_size: int, rows: list[int], table: Tensor) -> InputBatch:
+    spans = list(zip(rows, case.computed, case.seq_lens, strict=True))
+    slots = [_slots(table[row], first, last, block_size) for row, first, last in spans]
+    slots.append(torch.arange(sum(case.scheduled), case.num_tokens) % block_size)
+    positions = [torch.arange(first, last) for _, first, last in spans] + [torch.zeros(case.padding_tokens).long()]
+    ends = np.cumsum((0, *case.scheduled))
+    samples = np.flatnonzero(np.array(case.scheduled) > 0)
+    return InputBatch(
+        input_ids=torch.zeros(case.num_tokens, dtype=torch.int64),
+        positions=torch.cat(positions),
+        query_start_loc=torch.tensor(ends, dtype=torch.int32),
+        seq_lens=torch.tensor(case.seq_lens, dtype=torch.int32),
+        idx_mapping=torch.tensor(rows, dtype=torch.int64),
+        logits_indices=torch.from_numpy(ends[1:][samples] - 1),
+        expanded_idx_mapping=torch.tensor(rows, dtype=torch.int64)[samples],
+        draft_offset=torch.zeros(len(samples), dtype=torch.int32),
+        slot_mapping=(torch.cat(slots),),
+        block_table=(table,),
+        rows_np=np.array(rows, np.int32),
+        num_scheduled_tokens_np=np.array(case.scheduled, np.int32),
+        logits_rows_np=samples.astype(np.int32),
+        seq_lens_max_np=np.array(case.seq_lens, np.int32),
+    )
+
+
+def reference(built: BuiltCase, scale: float) -> Tensor:
+    """[T, Hq, D] float64: softmax over the keys each query may read, one query at a time; 0 for padding tokens."""
+    case, out = built.case, torch.zeros(built.q.shape, dtype=torch.float64)
+    group, start = case.num_heads // case.num_kv_heads, 0
+    for (past_k, past_v), computed, scheduled in zip(built.past, case.computed, case.scheduled, strict=True):
+        end = start + scheduled
+        keys = torch.cat((past_k, built.k[start:end])).double().repeat_interleave(group, 1)
+        values = torch.cat((past_v, built.v[start:end])).double().repeat_interleave(group, 1)
+        for i in range(scheduled):
+            last = computed + i + 1
+            first = max(0, last - case.window) if case.window else 0
+            scores = torch.einsum("hd,lhd->hl", built.q[start + i].double(), keys[first:last]) * scale
+            out[start + i] = torch.einsum("hl,lhd->hd", scores.softmax(-1), values[first:last])
+        start = end
+    return out

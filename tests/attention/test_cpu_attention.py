@@ -1,0 +1,126 @@
+"""CPU attention against the float64 reference, over the shared table of shapes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from framework.errors import ConfigError
+from framework.interfaces import AttentionContext, LayerSpec
+from framework.testing.attention import CASES, AttentionCase, BuiltCase, build, reference
+from framework_attention.cpu import CpuAttention
+
+# float32: a few units in the last place of sums over up to 1500 keys. The others round scores, weights and the result
+# to 8 (bfloat16) or 11 (float16) bits.
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+by_name = {case.name: case for case in CASES}
+
+
+def make_attention(
+    case: AttentionCase, block_size: int, dtype: torch.dtype, num_blocks: int, *, invariant: bool = False
+) -> tuple[CpuAttention, torch.Tensor]:
+    limits = {"max_num_seqs": 64, "max_num_batched_tokens": 4096, "max_model_len": 4096}
+    backend = SimpleNamespace(name="cpu")
+    ctx = AttentionContext(backend, block_size, dtype, batch_invariant=invariant, **limits)  # type: ignore[arg-type]
+    attention = CpuAttention({}, ctx)
+    spec = LayerSpec(0, "full", case.num_heads, case.num_kv_heads, case.head_dim, case.head_dim**-0.5, case.window)
+    kv_spec = attention.kv_spec(spec)
+    kv = torch.zeros([num_blocks if size == -1 else size for size in kv_spec.shape], dtype=kv_spec.dtype)
+    attention.bind([spec], [kv])
+    return attention, kv
+
+
+def run(built: BuiltCase, block_size: int, *, invariant: bool = False) -> torch.Tensor:
+    """The plugin's answer, with a large value in every KV slot that the request's past does not fill."""
+    attention, kv = make_attention(built.case, block_size, built.q.dtype, built.num_blocks, invariant=invariant)
+    kv[:, :, 1:] = 1e2 if built.q.dtype == torch.float16 else 1e4  # a float16 score of 1e4 keys would be infinite
+    slots = kv.view(2, built.case.num_kv_heads, -1, built.case.head_dim)
+    for (k, v), where in zip(built.past, built.past_slots, strict=True):
+        slots[0][:, where], slots[1][:, where] = k.transpose(0, 1), v.transpose(0, 1)
+    return attention.plan(built.batch, 0).forward(0, built.q, built.k, built.v)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("block_size", (8, 16, 32))
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("invariant", (False, True), ids=("fast", "invariant"))
+def test_output_equals_the_reference(case: AttentionCase, block_size: int, dtype: torch.dtype, invariant: bool) -> None:
+    built = build(case, block_size, dtype)
+    out = run(built, block_size, invariant=invariant)
+    expected = reference(built, case.head_dim**-0.5)
+    assert out.dtype == dtype and out.shape == built.q.shape
+    torch.testing.assert_close(out.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def test_padding_gives_zero_even_when_padding_keys_are_not_numbers() -> None:
+    built = build(by_name["padding_rows_and_tokens"], 16, torch.float32)
+    built.q[-5:] = float("nan")
+    assert run(built, 16)[-5:].abs().max() == 0
+
+
+@pytest.mark.parametrize("case", ("whole_prompt", "decode_whose_block_is_new", "decodes_and_chunks_mixed"))
+@pytest.mark.parametrize("invariant", (False, True), ids=("fast", "invariant"))
+def test_nan_of_a_former_owner_does_not_reach_a_new_block(case: str, invariant: bool) -> None:
+    built = build(by_name[case], 16, torch.float32)
+    attention, kv = make_attention(built.case, 16, torch.float32, built.num_blocks, invariant=invariant)
+    fresh = torch.ones(built.num_blocks, dtype=torch.bool)
+    fresh[0] = False
+    for where in built.past_slots:
+        fresh[where // 16] = False
+    kv[:, :, fresh] = float("nan")
+    slots = kv.view(2, built.case.num_kv_heads, -1, built.case.head_dim)
+    for (k, v), where in zip(built.past, built.past_slots, strict=True):
+        slots[0][:, where], slots[1][:, where] = k.transpose(0, 1), v.transpose(0, 1)
+    out = attention.plan(built.batch, 0).forward(0, built.q, built.k, built.v)
+    torch.testing.assert_close(out.double(), reference(built, built.case.head_dim**-0.5), atol=2e-6, rtol=2e-6)
+
+
+def test_keys_and_values_are_written_to_their_slots_and_nowhere_else() -> None:
+    built = build(by_name["decodes_and_chunks_mixed"], 8, torch.bfloat16)
+    attention, kv = make_attention(built.case, 8, torch.bfloat16, built.num_blocks)
+    attention.plan(built.batch, 0).forward(0, built.q, built.k, built.v)
+    slots, where = kv.view(2, 2, -1, 16), built.batch.slot_mapping[0]
+    assert torch.equal(slots[0][:, where], built.k.transpose(0, 1))
+    assert torch.equal(slots[1][:, where], built.v.transpose(0, 1))
+    slots[:, :, where] = 0
+    assert slots.abs().max() == 0
+
+
+def test_views_of_a_fused_product_are_accepted() -> None:
+    built = build(by_name["decodes_and_chunks_mixed"], 16, torch.float32)
+    expected = run(built, 16)
+    fused = torch.cat((built.q, built.k, built.v), dim=1)
+    built.q, built.k, built.v = fused.split((6, 2, 2), dim=1)
+    assert torch.equal(run(built, 16), expected)
+
+
+def test_long_chunk_is_cut_into_products_of_bounded_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build(by_name["chunk_in_the_middle_of_a_block"], 16, torch.float32)
+    whole = run(built, 16)
+    monkeypatch.setattr("framework_attention.spans._MAX_SCORES", 6 * 64 * 7)
+    attention, _ = make_attention(built.case, 16, torch.float32, built.num_blocks)
+    plan = attention.plan(built.batch, 0)
+    assert [piece.num_queries for piece in plan._spans[0].pieces] == [7, 7, 7, 7, 2]  # type: ignore[attr-defined]
+    torch.testing.assert_close(run(built, 16), whole, atol=1e-6, rtol=1e-6)
+
+
+def test_decodes_of_very_different_lengths_are_not_padded_to_the_longest() -> None:
+    built = build(by_name["one_long_decode_among_short_ones"], 16, torch.float32)
+    attention, _ = make_attention(built.case, 16, torch.float32, built.num_blocks)
+    plan = attention.plan(built.batch, 0)
+    assert sorted(span.blocks.shape for span in plan._spans) == [(1, 94), (3, 1)]  # type: ignore[attr-defined]
+
+
+def test_layers_of_one_group_with_two_windows_are_refused() -> None:
+    attention, kv = make_attention(by_name["window"], 16, torch.float32, 4)
+    layers = [LayerSpec(i, "full", 6, 2, 16, 0.25, window) for i, window in enumerate((8, 16))]
+    with pytest.raises(ConfigError, match="one KV group holds windows"):
+        attention.bind(layers, [kv, kv])
+
+
+def test_block_bytes_count_keys_and_values_of_every_head() -> None:
+    attention, _ = make_attention(by_name["one_decode"], 16, torch.bfloat16, 4)
+    spec = attention.kv_spec(LayerSpec(0, "full", 9, 3, 64, 0.125))
+    assert (spec.shape, spec.block_bytes) == ((2, 3, -1, 16, 64), 2 * 3 * 16 * 64 * 2)
