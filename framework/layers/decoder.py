@@ -1,0 +1,75 @@
+"""A stack of pre-norm decoder layers with the residual stream carried beside the hidden states.
+
+The residual add of each block is fused with the norm that follows it. Models build the blocks and hand them over;
+embedding and head stay with the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from framework.interfaces import AttentionPlan, ForwardContext, ModelOutput
+from framework.layers.attention import Attention
+from framework.layers.mlp import GatedMLP
+from framework.layers.norm import RMSNorm
+from framework.layers.rope import Rotary
+
+
+class DecoderLayer:
+    """norm, attention, norm, feed-forward."""
+
+    __slots__ = ("attention", "input_norm", "mlp", "post_norm")
+
+    def __init__(self, input_norm: RMSNorm, attention: Attention, post_norm: RMSNorm, mlp: GatedMLP) -> None:
+        self.input_norm, self.attention, self.post_norm, self.mlp = input_norm, attention, post_norm, mlp
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, plan: AttentionPlan
+    ) -> tuple[Tensor, Tensor]:
+        """(block output, residual stream), both [T, H]; their sum is the layer's hidden state.
+
+        residual is None in the first layer only, where x is the whole stream.
+        """
+        x, residual = (self.input_norm(x), x) if residual is None else self.input_norm.add(x, residual)
+        x = self.attention(x, cos, sin, plan)
+        x, residual = self.post_norm.add(x, residual)
+        return self.mlp(x), residual
+
+
+class DecoderStack:
+    """Layers of one KV group followed by the final norm."""
+
+    __slots__ = ("final_norm", "group", "layers", "rotary")
+
+    def __init__(
+        self, layers: Sequence[DecoderLayer], final_norm: RMSNorm, rotary: Rotary, *, group: str = "full"
+    ) -> None:
+        assert layers, "a decoder needs at least one layer"
+        self.layers, self.final_norm, self.rotary, self.group = list(layers), final_norm, rotary, group
+
+    def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> ModelOutput:
+        """x [T, H], positions [T] -> hidden [T, H] after the final norm. The memory of x may be reused.
+
+        ctx.feature_layers asks for the hidden state that enters a layer (0 .. L - 1), or leaves the last one before
+        the final norm (L); features come in the order asked.
+        """
+        plan = ctx.plans[self.group]
+        cos, sin = self.rotary(positions)
+        residual: Tensor | None = None
+        features: dict[int, Tensor] = {}
+        for i, layer in enumerate(self.layers):
+            if i in ctx.feature_layers:
+                features[i] = _stream(x, residual)
+            x, residual = layer(x, residual, cos, sin, plan)
+        assert residual is not None
+        if len(self.layers) in ctx.feature_layers:
+            features[len(self.layers)] = _stream(x, residual)
+        hidden, _ = self.final_norm.add(x, residual)
+        return ModelOutput(hidden, tuple(features[i] for i in ctx.feature_layers))
+
+
+def _stream(x: Tensor, residual: Tensor | None) -> Tensor:
+    """The hidden state in memory of its own: the next fused add may overwrite both arguments."""
+    return x.clone() if residual is None else x + residual

@@ -1,0 +1,207 @@
+"""Rotary position embedding: frequencies of every supported `rope_type`, and cosines looked up once a forward pass.
+
+Reads both config layouts (`rope_parameters`, and `rope_theta` with `rope_scaling`). The rotation itself is the
+backend's (`LayerOps.rotate`). A type or a key that is not known here is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from framework.errors import CheckpointError, did_you_mean
+from framework.interfaces import ModelContext
+
+DEFAULT_THETA = 10000.0
+_ORIGINAL = "original_max_position_embeddings"  # the length before a scaling; `default` and `linear` have no use for it
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """The rotary part of a model config, in one layout.
+
+    max_positions  the checkpoint's `max_position_embeddings`, None when it does not say
+    options        keys of the rope type beside rope_type and rope_theta
+    """
+
+    rope_type: str
+    theta: float
+    max_positions: int | None
+    options: Mapping[str, Any]
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Option `key` as a number; CheckpointError when it is missing without a default, or not a number."""
+        value = self.options.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise CheckpointError(
+                f"rope_type '{self.rope_type}' needs '{key}'. Add it to rope_parameters in config.json."
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise CheckpointError(f"rope_parameters.{key} must be a finite number, got {value!r}.")
+        return float(value)
+
+    @property
+    def original_max_positions(self) -> float:
+        return self.number(_ORIGINAL, self.max_positions)
+
+
+def read_rope(config: Mapping[str, Any]) -> RopeConfig:
+    """The RopeConfig of a config.json of either layout. Raises CheckpointError for what is not known, by name."""
+    scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    nested = [key for key, value in scaling.items() if isinstance(value, Mapping)]
+    if nested:
+        raise CheckpointError(
+            f"rope_parameters a layer type ({', '.join(nested)}) are not built yet. Use another model."
+        )
+    legacy = scaling.pop("type", None)
+    rope_type = scaling.pop("rope_type", None) or legacy or "default"
+    theta = scaling.pop("rope_theta", None) or config.get("rope_theta") or DEFAULT_THETA
+    _refuse_partial(scaling.pop("partial_rotary_factor", None), config.get("partial_rotary_factor"))
+    if config.get(_ORIGINAL) is not None and rope_type in ("llama3", "yarn"):
+        scaling[_ORIGINAL] = config[_ORIGINAL]
+    _refuse_unknown(rope_type, scaling)
+    return RopeConfig(rope_type, float(theta), config.get("max_position_embeddings"), scaling)
+
+
+def _refuse_partial(*factors: float | None) -> None:
+    for factor in factors:
+        if factor not in (None, 1, 1.0):
+            raise CheckpointError(f"partial_rotary_factor={factor} is not built yet, only 1.0 is. Use another model.")
+
+
+def _refuse_unknown(rope_type: str, scaling: Mapping[str, Any]) -> None:
+    if rope_type not in _TYPES:
+        known = ", ".join(sorted(_TYPES))
+        hint = did_you_mean(rope_type, _TYPES)
+        raise CheckpointError(f"rope_type '{rope_type}' is not supported. Supported: {known}.{hint}")
+    known_keys = _TYPES[rope_type].keys
+    unknown = [key for key, value in scaling.items() if key not in known_keys and value is not None]
+    if unknown:
+        raise CheckpointError(
+            f"rope_type '{rope_type}' does not know {', '.join(sorted(unknown))}. "
+            f"It reads: {', '.join(sorted(known_keys)) or 'nothing'}. Correct rope_parameters in config.json."
+        )
+
+
+def base_frequencies(theta: float, head_dim: int) -> Tensor:
+    """[head_dim / 2] float32: theta ** (-2 i / head_dim). Source: RoFormer (arXiv 2104.09864), section 3.3."""
+    return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+
+
+def _default(rope: RopeConfig, head_dim: int, length: int) -> tuple[Tensor, float]:
+    return base_frequencies(rope.theta, head_dim), 1.0
+
+
+def _linear(rope: RopeConfig, head_dim: int, length: int) -> tuple[Tensor, float]:
+    """All frequencies divided by `factor`. Source: position interpolation (arXiv 2306.15595)."""
+    return base_frequencies(rope.theta, head_dim) / rope.number("factor"), 1.0
+
+
+def _dynamic(rope: RopeConfig, head_dim: int, length: int) -> tuple[Tensor, float]:
+    """The default frequencies, valid up to the checkpoint's own length.
+
+    Beyond it the base would depend on the longest sequence of the batch, and keys in the cache would be rotated by
+    other frequencies than new ones: a request's tokens would depend on its neighbours.
+    """
+    if rope.max_positions is None or length > rope.max_positions:
+        raise CheckpointError(
+            f"rope_type 'dynamic' is served up to max_position_embeddings={rope.max_positions}, "
+            f"but max_model_len is {length}. Lower engine.max_model_len, or use rope_type 'yarn'."
+        )
+    return base_frequencies(rope.theta, head_dim), 1.0
+
+
+def _llama3(rope: RopeConfig, head_dim: int, length: int) -> tuple[Tensor, float]:
+    """Long wavelengths are divided by `factor`, short ones kept, those between blended.
+
+    With r = original length / wavelength: kept above high_freq_factor, divided below low_freq_factor, and between them
+    (1 - s) f / factor + s f with s = (r - low) / (high - low). Source: Llama 3.1 (arXiv 2407.21783) and its config.
+    """
+    factor, low, high = rope.number("factor"), rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    inv = base_frequencies(rope.theta, head_dim)
+    turns = rope.original_max_positions / (2 * math.pi / inv)
+    smooth = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - smooth) * inv / factor + smooth * inv, 1.0
+
+
+def _yarn(rope: RopeConfig, head_dim: int, length: int) -> tuple[Tensor, float]:
+    """Frequencies interpolated by `factor` where they turn slowly, kept where they turn fast, and cosines scaled.
+
+    Source: YaRN (arXiv 2309.00071), section 3.2 (ramp between beta_fast and beta_slow turns) and 3.4 (scale).
+    """
+    original = rope.original_max_positions
+    factor = rope.number("factor", rope.max_positions / original if rope.max_positions else None)
+    bounds = [
+        head_dim * math.log(original / (rope.number(key, turns) * 2 * math.pi)) / (2 * math.log(rope.theta))
+        for key, turns in (("beta_fast", 32.0), ("beta_slow", 1.0))
+    ]
+    if rope.options.get("truncate", True):
+        bounds = [math.floor(bounds[0]), math.ceil(bounds[1])]
+    low, high = max(bounds[0], 0), min(bounds[1], head_dim - 1)
+    width = high - low or 0.001  # equal bounds would divide by zero
+    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    inv = base_frequencies(rope.theta, head_dim)
+    return inv / factor * ramp + inv * (1 - ramp), _yarn_scale(rope, factor)
+
+
+def _yarn_scale(rope: RopeConfig, factor: float) -> float:
+    if rope.options.get("attention_factor") is not None:
+        return rope.number("attention_factor")
+
+    def scale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    mscale, all_dim = rope.options.get("mscale"), rope.options.get("mscale_all_dim")
+    return scale(mscale) / scale(all_dim) if mscale and all_dim else scale(1.0)
+
+
+def _factors(rope: RopeConfig, head_dim: int, length: int) -> tuple[Tensor, float]:
+    """Frequencies divided by one factor each: how a GGUF file stores a scaling (`rope_freqs.weight`)."""
+    factors = torch.tensor(list(rope.options.get("factors") or ()), dtype=torch.float32)
+    if len(factors) != head_dim // 2:
+        raise CheckpointError(
+            f"rope factors: expected {head_dim // 2} numbers, got {len(factors)}. Convert the file again."
+        )
+    return base_frequencies(rope.theta, head_dim) / factors, 1.0
+
+
+@dataclass(frozen=True)
+class _RopeType:
+    """frequencies(rope, head_dim, longest position + 1) -> ([head_dim / 2] inverse frequencies, scale of cos, sin)."""
+
+    frequencies: Callable[[RopeConfig, int, int], tuple[Tensor, float]]
+    keys: frozenset[str] = frozenset()
+
+
+_YARN_KEYS = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", _ORIGINAL)
+_TYPES: dict[str, _RopeType] = {
+    "default": _RopeType(_default, frozenset({_ORIGINAL})),
+    "linear": _RopeType(_linear, frozenset({"factor", _ORIGINAL})),
+    "dynamic": _RopeType(_dynamic, frozenset({"factor"})),
+    "llama3": _RopeType(_llama3, frozenset({"factor", "low_freq_factor", "high_freq_factor", _ORIGINAL})),
+    "yarn": _RopeType(_yarn, frozenset(_YARN_KEYS)),
+    "factors": _RopeType(_factors, frozenset({"factors"})),
+}
+
+
+class Rotary:
+    """cos and sin of every position below max_model_len, computed once in float32."""
+
+    __slots__ = ("table",)
+
+    def __init__(self, ctx: ModelContext, rope: RopeConfig, head_dim: int) -> None:
+        inv, scale = _TYPES[rope.rope_type].frequencies(rope, head_dim, ctx.max_model_len)
+        angles = torch.arange(ctx.max_model_len, dtype=torch.float32)[:, None] * inv
+        # One table, so that a forward pass gathers once; made on the host so that every device rotates alike.
+        self.table = torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1).to(ctx.device)
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """positions [T] int64 -> cos, sin, each [T, head_dim / 2] float32."""
+        cos, sin = self.table.index_select(0, positions).chunk(2, dim=-1)
+        return cos, sin
