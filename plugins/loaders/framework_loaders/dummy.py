@@ -1,0 +1,74 @@
+"""Random weights for any config.json: peaked logits like a real model's, and no file to read.
+
+For measuring and for tests of everything but the text. A tensor's values depend on the seed, its name and its shape
+only, so the order in which a model takes them does not matter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from framework.interfaces import Checkpoint, WeightSource
+from framework_loaders.folder import read_folder
+from framework_loaders.gguf import GgufLoader
+
+MATRIX_STD = 0.02
+ENDS = ("model.embed_tokens.weight", "lm_head.weight")
+ENDS_STD = 2.5  # over sqrt(hidden): logits of unit-RMS hidden states then have a standard deviation of 2.5
+
+
+class DummyLoader:
+    """Loader `dummy`: needs a folder with a config.json, or a GGUF file of which it reads the header only."""
+
+    def __init__(self, options: Any, ctx: None = None) -> None:
+        assert not options, f"the dummy loader has no options, got {options!r}"
+
+    def checkpoint(self, location: Path) -> Checkpoint:
+        """The configuration (and tokenizer, if there is one). Raises CheckpointError without a readable config."""
+        if location.is_file() and location.suffix == ".gguf":
+            found = GgufLoader(None).checkpoint(location)
+            return Checkpoint(location, "dummy", found.config, found.generation_config, found.tokenizer)
+        return read_folder(location, "dummy")
+
+    def open(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, seed: int) -> WeightSource:
+        """Weights drawn on `device` from `seed`; equal on every run on the same kind of device."""
+        return DummySource(dtype, device, seed, tied=bool(checkpoint.config.get("tie_word_embeddings")))
+
+
+class DummySource:
+    """Norms 1, biases 0, matrices N(0, 0.02), embedding and head N(0, 2.5 / sqrt(hidden))."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int, *, tied: bool) -> None:
+        self.dtype, self.device, self.seed, self.tied = dtype, device, seed, tied
+
+    def has(self, name: str) -> bool:
+        """Any name is there, but for the head of a tied model."""
+        return not (self.tied and name == "lm_head.weight")
+
+    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+        out = torch.empty(tuple(shape), dtype=dtype or self.dtype, device=self.device)
+        if name.endswith(".bias"):
+            return out.zero_()
+        if out.ndim == 1 and "norm" in name:
+            return out.fill_(1.0)
+        std = ENDS_STD / shape[-1] ** 0.5 if name in ENDS else MATRIX_STD
+        generator = torch.Generator(self.device).manual_seed(_tensor_seed(self.seed, name))
+        return out.normal_(0.0, std, generator=generator)
+
+    def unused(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+def _tensor_seed(seed: int, name: str) -> int:
+    """63 bits out of the seed and the tensor's name."""
+    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

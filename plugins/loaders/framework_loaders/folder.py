@@ -1,0 +1,57 @@
+"""The small files of a Hugging Face folder: config.json, generation_config.json, and where the tokenizer is.
+
+Weights are not read here. Used by the loaders whose checkpoints are such folders.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from framework.errors import CheckpointError
+from framework.interfaces import Checkpoint
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises CheckpointError naming the file when it is missing, damaged or no object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: there is no such file. Name a folder that holds one, or download it.") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: not readable as JSON ({error}). Download or write it again.") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}. Download it again.")
+    return value
+
+
+def read_folder(location: Path, format: str) -> Checkpoint:
+    """The Checkpoint of a folder with a config.json, before any weight is read.
+
+    Raises CheckpointError when config.json is missing or damaged, or names Python code of its own.
+    """
+    config = read_json(location / "config.json")
+    refuse_code(location, config)
+    generation = location / "generation_config.json"
+    has_tokenizer = any((location / name).is_file() for name in TOKENIZER_FILES)
+    return Checkpoint(
+        location=location,
+        format=format,
+        config=config,
+        generation_config=read_json(generation) if generation.is_file() else {},
+        tokenizer=location if has_tokenizer else None,
+    )
+
+
+def refuse_code(location: Path, config: Mapping[str, Any]) -> None:
+    """Raises CheckpointError when the config maps classes to Python files that come with the checkpoint."""
+    for key in ("auto_map", "trust_remote_code"):
+        if config.get(key):
+            raise CheckpointError(
+                f"{location / 'config.json'}: {key}={config[key]!r} asks for code of the checkpoint's own, which is "
+                "never run. Use a checkpoint of a supported architecture, or a model plugin that brings this one."
+            )
