@@ -1,0 +1,58 @@
+"""A plain backend and plain attention for model tests: everything in torch, nothing paged, one sequence a forward."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional
+
+from framework.interfaces import ForwardContext, ModelContext
+from framework.layers import ops
+
+
+class PlainBackend:
+    """What a model asks of a backend: dense products and elementwise operations."""
+
+    device = torch.device("cpu")
+    layer_ops = ops
+
+    def pack_linear(self, weight, bias=None):
+        return lambda x: functional.linear(x, weight, bias)
+
+
+class FullAttention:
+    """A plan for one whole sequence: causal softmax over all its tokens, in float32."""
+
+    def __init__(self, layers):
+        self.layers = layers
+
+    def forward(self, layer, q, k, v):
+        spec = self.layers[layer]
+        share = spec.num_heads // spec.num_kv_heads
+        q, k, v = (x.transpose(0, 1).float() for x in (q, k, v))
+        k, v = k.repeat_interleave(share, 0), v.repeat_interleave(share, 0)
+        scores = q @ k.transpose(1, 2) * spec.scale
+        ahead = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(ahead, float("-inf")).softmax(-1)
+        return (weights @ v).transpose(0, 1)
+
+
+def build(target, config, weights, *, dtype=torch.float32, max_model_len=64):
+    """A model over `weights`, and a function ids -> logits [T, V] of one whole sequence."""
+    ctx = ModelContext(PlainBackend(), weights, dtype, torch.device("cpu"), max_model_len)
+    model = target(config, ctx)
+    plans = {"full": FullAttention(ctx.layers)}
+
+    def run(ids, feature_layers=()):
+        positions = torch.arange(len(ids))
+        return model.forward(model.embed(ids), positions, ForwardContext(plans, feature_layers))
+
+    def logits(ids):
+        return model.compute_logits(run(ids).hidden)
+
+    return SimpleNamespace(model=model, ctx=ctx, run=run, logits=logits, plans=plans)
+
+
+@pytest.fixture
+def build_model():
+    return build

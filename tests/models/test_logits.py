@@ -1,0 +1,155 @@
+"""Float32 logits of our models against transformers, over every switch of their configs."""
+
+import json
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from framework_loaders.safetensors import SafetensorsLoader
+from framework_models.llama import Llama
+from framework_models.qwen3 import Qwen3
+
+SIZES = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 10, "max_position_embeddings": 64, "initializer_range": 0.25,
+    "rms_norm_eps": 1e-5,
+}  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+IDS = torch.tensor([3, 17, 95, 0, 41, 41, 8, 60, 22, 5, 77, 31, 90, 2, 13, 64, 50, 7])
+# float32 against float32 with another order of sums; logits reach about 20.
+TOLERANCE = 1e-4
+
+
+def saved(tmp_path, config, model_class):
+    torch.manual_seed(5)
+    model = model_class(config).eval()
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                value.add_(torch.randn_like(value) * 0.2)
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        return model(IDS[None]).logits[0]
+
+
+def ours(build_model, folder, target, **edits):
+    loader = SafetensorsLoader({})
+    checkpoint = loader.checkpoint(folder)
+    source = loader.open(checkpoint, dtype=torch.float32, device=torch.device("cpu"), seed=0)
+    built = build_model(target, {**checkpoint.config, **edits}, source)
+    assert source.unused() == []
+    source.close()
+    return built
+
+
+LLAMA_CASES = {
+    "plain": {},
+    "tied": {"tie_word_embeddings": True},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "one_kv_head": {"num_key_value_heads": 1},
+    "head_dim_from_hidden_size": {"head_dim": None},
+    "theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    "linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
+    "llama3": {"rope_parameters": LLAMA3 | {"rope_theta": 500.0, "original_max_position_embeddings": 16}},
+    "llama3_original_length_by_default": {"rope_parameters": LLAMA3 | {"rope_theta": 500.0}},
+    "yarn": {"rope_parameters": YARN | {"rope_theta": 10000.0}},
+    "yarn_with_every_key": {
+        "rope_parameters": YARN
+        | {
+            "rope_theta": 100.0,
+            "beta_fast": 8,
+            "beta_slow": 0.5,
+            "mscale": 0.7,
+            "mscale_all_dim": 0.3,
+            "truncate": False,
+        }
+    },
+    "yarn_attention_factor": {"rope_parameters": YARN | {"rope_theta": 10000.0, "attention_factor": 1.3}},
+    "dynamic": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+}
+
+
+@pytest.mark.parametrize("case", LLAMA_CASES)
+def test_llama_logits_equal_transformers(case, tmp_path, build_model):
+    config = LlamaConfig(**{**SIZES, **LLAMA_CASES[case]})
+    expected = saved(tmp_path, config, LlamaForCausalLM)
+    found = ours(build_model, tmp_path, Llama).logits(IDS)
+    assert expected.abs().max() > 1  # peaked enough to show an error
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=1e-5)
+
+
+@pytest.mark.parametrize("edits", [{}, {"tie_word_embeddings": True}, {"attention_bias": True}], ids=str)
+def test_qwen3_logits_equal_transformers(edits, tmp_path, build_model):
+    expected = saved(tmp_path, Qwen3Config(**{**SIZES, **edits}), Qwen3ForCausalLM)
+    found = ours(build_model, tmp_path, Qwen3).logits(IDS)
+    assert expected.abs().max() > 1
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=1e-5)
+
+
+def test_legacy_rope_keys_mean_the_same_as_rope_parameters(tmp_path, build_model):
+    config = LlamaConfig(
+        **SIZES, rope_parameters=LLAMA3 | {"rope_theta": 500.0, "original_max_position_embeddings": 16}
+    )
+    expected = saved(tmp_path, config, LlamaForCausalLM)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    rope = stored.pop("rope_parameters")
+    stored["rope_theta"] = rope.pop("rope_theta")
+    rope["type"] = rope.pop("rope_type")
+    (tmp_path / "config.json").write_text(json.dumps(stored | {"rope_scaling": rope}))
+    torch.testing.assert_close(ours(build_model, tmp_path, Llama).logits(IDS), expected, atol=TOLERANCE, rtol=1e-5)
+
+
+def test_qwen3_without_head_dim_takes_128(build_model, tmp_path):
+    config = {k: v for k, v in SIZES.items() if k != "head_dim"}
+    assert Qwen3.read_config(config).head_dim == Qwen3Config().head_dim == 128
+
+
+def test_head_in_a_checkpoint_declared_tied_is_served(tmp_path, build_model):
+    expected = saved(tmp_path, LlamaConfig(**SIZES), LlamaForCausalLM)
+    found = ours(build_model, tmp_path, Llama, tie_word_embeddings=True).logits(IDS)
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=1e-5)
+
+
+def test_features_are_the_inputs_of_the_layers_asked_for(tmp_path, build_model):
+    torch.manual_seed(5)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        states = model(IDS[None], output_hidden_states=True).hidden_states
+    out = ours(build_model, tmp_path, Llama).run(IDS, feature_layers=(1, 0))
+    torch.testing.assert_close(out.features[0], states[1][0], atol=TOLERANCE, rtol=1e-5)
+    torch.testing.assert_close(out.features[1], states[0][0], atol=0, rtol=0)
+    torch.testing.assert_close(out.hidden, states[2][0], atol=TOLERANCE, rtol=1e-5)
+
+
+def test_layers_are_declared_in_order_with_their_sizes(tmp_path, build_model):
+    saved(tmp_path, LlamaConfig(**SIZES), LlamaForCausalLM)
+    layers = ours(build_model, tmp_path, Llama).ctx.layers
+    assert [(x.index, x.group, x.num_heads, x.num_kv_heads, x.head_dim) for x in layers] == [
+        (0, "full", 4, 2, 10),
+        (1, "full", 4, 2, 10),
+    ]
+    assert layers[0].scale == pytest.approx(10**-0.5)
+
+
+def test_bfloat16_logits_stay_near_float32(tmp_path, build_model):
+    expected = saved(tmp_path, LlamaConfig(**SIZES), LlamaForCausalLM)
+    loader = SafetensorsLoader({})
+    checkpoint = loader.checkpoint(tmp_path)
+    source = loader.open(checkpoint, dtype=torch.bfloat16, device=torch.device("cpu"), seed=0)
+    ctx_model = build_model(Llama, checkpoint.config, source, dtype=torch.bfloat16)
+    ctx_model.plans["full"] = _InBfloat16(ctx_model.plans["full"])
+    found = ctx_model.logits(IDS)
+    assert found.dtype == torch.bfloat16
+    # 8 bits of mantissa through two layers: a few per cent of the largest logit
+    assert (found.float() - expected).abs().max() < 0.06 * expected.abs().max()
+
+
+class _InBfloat16:
+    def __init__(self, plan):
+        self.plan = plan
+
+    def forward(self, layer, q, k, v):
+        return self.plan.forward(layer, q, k, v).to(q.dtype)
