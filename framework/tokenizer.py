@@ -1,0 +1,251 @@
+"""Text to token ids and back, for any checkpoint: one class over the `tokenizers` package.
+
+Reads a Hugging Face folder (tokenizer.json and its companions) or the vocabulary of a GGUF header. Incremental
+detokenisation is not here (`engine.detokenizer`), nor is any torch. Called by admission, chat and output.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from framework import gguf_vocabulary
+from framework.chat_template import ChatTemplate
+from framework.errors import CheckpointError, RequestError
+from framework.interfaces import Checkpoint
+
+_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """A vocabulary with its special tokens and its chat template.
+
+    special_tokens  {"bos_token": text, ...} of the roles that are filled
+    chat_template   source text, None when the checkpoint has none
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special_tokens: Mapping[str, str],
+        chat_template: str | None = None,
+        *,
+        clean_up_spaces: bool = False,
+    ) -> None:
+        self.special_tokens = dict(special_tokens)
+        self.chat_template = chat_template
+        self._backend = backend
+        self._clean_up_spaces = clean_up_spaces
+        self._compiled: ChatTemplate | None = None
+        backend.no_truncation()  # tokenizer.json may carry the limits of somebody's training
+        backend.no_padding()
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Tokenizer | None:
+        """The checkpoint's tokenizer, None when it has none. Raises CheckpointError when it cannot be read."""
+        return None if checkpoint.tokenizer is None else cls.load(checkpoint.tokenizer)
+
+    @classmethod
+    def load(cls, source: Path | Mapping[str, Any]) -> Tokenizer:
+        """From a folder with tokenizer.json, or from the `tokenizer.*` keys of a GGUF header."""
+        return cls._from_gguf(source) if isinstance(source, Mapping) else _from_folder(cls, Path(source))
+
+    @classmethod
+    def _from_gguf(cls, keys: Mapping[str, Any]) -> Tokenizer:
+        roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+        found = {name: gguf_vocabulary.token_of(keys, role) for name, role in roles.items()}
+        special = {name: token for name, token in found.items() if token is not None}
+        return cls(gguf_vocabulary.build(keys), special, keys.get("tokenizer.chat_template"))
+
+    # ------------------------------------------------------------------------------------------------ text and ids
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; special tokens spelled out in it are found. RequestError for unpaired surrogates."""
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the prompt is not valid Unicode ({error}). Remove unpaired surrogates.") from None
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of the ids; bytes that are no whole character become U+FFFD."""
+        text = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return _clean_up(text) if self._clean_up_spaces else text
+
+    def decode_token(self, token_id: int) -> str:
+        """Text of one token, special ones included; an id without a token gives an empty string."""
+        return self._backend.decode([token_id], skip_special_tokens=False)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The token as the vocabulary spells it, None for an id without one."""
+        return self._backend.id_to_token(token_id)
+
+    def token_to_id(self, token: str) -> int | None:
+        return self._backend.token_to_id(token)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included; a model's vocabulary may be padded beyond it."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._special_id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._special_id("eos_token")
+
+    def _special_id(self, role: str) -> int | None:
+        token = self.special_tokens.get(role)
+        return None if token is None else self._backend.token_to_id(token)
+
+    # ------------------------------------------------------------------------------------------------------- chat
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """Text of a chat prompt; encode it without adding special tokens, the template has them.
+
+        chat_template  a template to use instead of the checkpoint's
+        variables      whatever else the template reads, e.g. enable_thinking=False
+        Raises RequestError without a template and when the template refuses the messages.
+        """
+        template = self._template() if chat_template is None else ChatTemplate(chat_template)
+        return template.render(
+            messages,
+            **{
+                **self.special_tokens,
+                "tools": tools,
+                "documents": documents,
+                "add_generation_prompt": add_generation_prompt,
+                **variables,
+            },
+        )
+
+    def _template(self) -> ChatTemplate:
+        if self.chat_template is None:
+            raise RequestError(
+                "the tokenizer has no chat template. Pass chat_template=TEXT, set model.tokenizer to one that has it, "
+                "or use generate with a prompt."
+            )
+        if self._compiled is None:
+            self._compiled = ChatTemplate(self.chat_template)
+        return self._compiled
+
+
+# ------------------------------------------------------------------------------------------- a Hugging Face folder
+
+
+def _from_folder(cls: type[Tokenizer], folder: Path) -> Tokenizer:
+    backend = _read_backend(folder / "tokenizer.json")
+    config = _read_json(folder / "tokenizer_config.json")
+    special = _special_tokens(folder, config)
+    _add_missing(backend, special, config)
+    _set_ends(backend, special, config)
+    clean = bool(config.get("clean_up_tokenization_spaces")) and not isinstance(backend.model, tokenizers.models.BPE)
+    return cls(backend, special, _chat_template(folder, config), clean_up_spaces=clean)
+
+
+def _read_backend(path: Path) -> tokenizers.Tokenizer:
+    if not path.is_file():
+        raise CheckpointError(
+            f"{path}: there is no such file, and other tokenizer formats are not read. "
+            "Convert the tokenizer to tokenizer.json, or set model.tokenizer to a folder that has it."
+        )
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the Rust side raises plain Exception
+        raise CheckpointError(f"{path}: not a readable tokenizer ({error}). Download it again.") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in `path`, {} when there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: not readable as JSON ({error}). Download it again.") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}. Download it again.")
+    return value
+
+
+def _text(token: Any) -> str | None:
+    """A token is written as its text, or as an object that holds it."""
+    return token.get("content") if isinstance(token, Mapping) else token
+
+
+def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Texts by role: tokenizer_config.json stands over special_tokens_map.json."""
+    merged = {**_read_json(folder / "special_tokens_map.json"), **config}
+    texts = {role: _text(merged.get(role)) for role in _ROLES}
+    return {role: text for role, text in texts.items() if text is not None}
+
+
+def _add_missing(backend: tokenizers.Tokenizer, special: Mapping[str, str], config: Mapping[str, Any]) -> None:
+    """Adds tokens that only tokenizer_config.json names, or calls special; they must keep the ids it gives them."""
+    declared: Mapping[str, Any] = config.get("added_tokens_decoder") or {}
+    present = backend.get_added_tokens_decoder()
+    for number, entry in sorted(declared.items(), key=lambda item: int(item[0])):
+        known = present.get(int(number))
+        if known is not None and known.content == entry["content"] and known.special == bool(entry.get("special")):
+            continue
+        flags = {k: bool(entry[k]) for k in ("single_word", "lstrip", "rstrip", "normalized", "special") if k in entry}
+        backend.add_tokens([tokenizers.AddedToken(entry["content"], **flags)])
+        if backend.token_to_id(entry["content"]) != int(number):
+            raise CheckpointError(
+                f"tokenizer_config.json gives '{entry['content']}' the id {number}, tokenizer.json "
+                f"{backend.token_to_id(entry['content'])}. Use the files of one checkpoint."
+            )
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    # A role's token that the vocabulary lacks gets no id: the model would have no embedding for it.
+    in_vocabulary = [text for text in special.values() if text not in added and backend.token_to_id(text) is not None]
+    backend.add_special_tokens(in_vocabulary)
+
+
+def _set_ends(backend: tokenizers.Tokenizer, special: Mapping[str, str], config: Mapping[str, Any]) -> None:
+    """`add_bos_token` and `add_eos_token` of tokenizer_config.json, where stated, decide over tokenizer.json."""
+    if config.get("add_bos_token") is None and config.get("add_eos_token") is None:
+        return
+    wanted = [role for role in ("bos", "eos") if config.get(f"add_{role}_token")]
+    missing = [role for role in wanted if backend.token_to_id(special.get(f"{role}_token", "")) is None]
+    if missing:
+        raise CheckpointError(
+            f"tokenizer_config.json: add_{missing[0]}_token is set but there is no {missing[0]}_token."
+        )
+    before = [special["bos_token"]] if "bos" in wanted else []
+    after = [special["eos_token"]] if "eos" in wanted else []
+    ids = [(token, backend.token_to_id(token)) for token in dict.fromkeys(before + after)]
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single=[*before, "$A", *after], special_tokens=ids
+    )
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """chat_template.jinja, else the entry of tokenizer_config.json; of several named ones, `default`."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    found = config.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
+    if isinstance(found, list):
+        return {entry["name"]: entry["template"] for entry in found}.get("default")
+    return found
+
+
+def _clean_up(text: str) -> str:
+    """Without the spaces that word-level decoders leave before punctuation and contractions."""
+    for spaced in (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"):
+        text = text.replace(spaced, spaced.strip())
+    return text
