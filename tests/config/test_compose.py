@@ -195,9 +195,7 @@ def knob(monkeypatch):
     module = type(sys)("knob_module")
     module.KnobOptions, module.plugin = KnobOptions, KnobPlugin()
     monkeypatch.setitem(sys.modules, "knob_module", module)
-    ours = [
-        ep for ep in composing.registry.__globals__["entry_points_of"]("framework.plugins") if ep.name == "samplers"
-    ]
+    ours = [ep for ep in entry_points_of("framework.plugins") if dist_name(ep) == "framework"]
     fresh = Registry.load([*ours, EntryPoint("knob", "knob_module:plugin", "framework.plugins")])
     monkeypatch.setattr(composing, "registry", lambda: fresh)
     return ["sampler.stages.knob.name=knob", "sampler.stages.knob.after=top_k"]

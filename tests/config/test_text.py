@@ -73,20 +73,21 @@ def test_any_mix_of_marks_is_delivered(text):
 
 def test_awkward_texts_arrive_through_the_whole_command_line(tmp_path):
     program = """
-import json, sys
+import json
 import framework.runs.plugins as plugins
 from framework.cli import main
 got = []
-plugins.run = lambda config, args: got.append([args.prompt, args.output])
-for text in json.load(open("texts.json", encoding="utf-8")):
-    main(["plugins", "prompt=" + text, "output=" + text])
+plugins.run = lambda config, args: got.extend([args.prompt, args.system, args.output, args.prompts_file])
+texts = json.load(open("texts.json", encoding="utf-8"))
+for i in range(0, len(texts), 4):
+    main(["plugins", *(f"{k}={t}" for k, t in zip(["prompt", "system", "output", "prompts_file"], texts[i : i + 4]))])
 json.dump(got, open("got.json", "w", encoding="utf-8"))
 """
-    texts = AWKWARD
+    texts = [*AWKWARD, *AWKWARD[: -len(AWKWARD) % 4]]
     (tmp_path / "texts.json").write_text(json.dumps(texts))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True)
-    assert json.loads((tmp_path / "got.json").read_text()) == [[text, text] for text in texts]
+    assert json.loads((tmp_path / "got.json").read_text()) == texts
 
 
 def test_at_sign_reads_a_file_byte_for_byte(tmp_path):

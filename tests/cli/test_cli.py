@@ -1,0 +1,138 @@
+"""The command line: help without Hydra, one-line errors with exit code 2, sweeps, completion."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from framework.cli import split_flags
+from framework.errors import ConfigError
+
+
+@pytest.fixture
+def framework(tmp_path):
+    """Runs `python -m framework WORDS` in an empty folder."""
+
+    def run(*words, **env):
+        return subprocess.run(
+            [sys.executable, "-m", "framework", *words],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+            capture_output=True,
+            text=True,
+        )
+
+    return run
+
+
+def test_help_imports_neither_torch_nor_hydra_and_is_fast(tmp_path):
+    program = """
+import sys
+from framework.cli import main
+main(["--help"])
+heavy = {"torch", "hydra", "omegaconf", "numpy", "transformers"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    best = float("inf")
+    for _ in range(3):  # the best of three: other work may share the cores
+        start = time.perf_counter()
+        result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        best = min(best, time.perf_counter() - start)
+        assert result.returncode == 0, result.stderr
+    assert "  gumbel         Gumbel-max sampling\n" in result.stdout
+    assert "max_num_batched_tokens" not in result.stdout.split("flags:")[1]
+    assert best < 0.3
+
+
+def test_version_names_the_plugin_api(framework):
+    assert framework("--version").stdout == "framework 0.1.0 (plugin API 1.0)\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["chat"], "error: run=chat is not built yet. Built: generate, plugins\n"),
+        (["--cfgg"], "error: --cfgg: there is no such flag. Did you mean '--cfg'?"),
+        (["plugins", "+engine.sed=1"], "error: engine.sed: there is no such key. Did you mean 'seed'?"),
+        (["--cfg", "job", "engine.seed=x"], "error: engine.seed: Value 'x' of type 'str'"),
+        (["plugins", "engine.seed=[1"], "error: ++engine.seed=[1: "),
+        (["plugins", "--config-dir", "nowhere"], "error: --config-dir=nowhere: there is no such folder\n"),
+    ],
+)
+def test_users_error_is_one_line_and_exit_code_2(framework, words, error):
+    result = framework(*words)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(error)
+    assert result.stderr.count("\n") == 1
+
+
+def test_trace_is_shown_on_request(framework):
+    result = framework("plugins", "engine.sed=1", HYDRA_FULL_ERROR="1")
+    assert result.returncode == 2
+    assert "Traceback" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("error: engine.sed")
+
+
+def test_run_plugins_prints_a_table_and_the_health_of_the_machine(framework, tmp_path):
+    result = framework("plugins", "sampler=greedy", "+policy=priority")
+    assert result.returncode == 0, result.stderr
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["stage", "greedy", "framework", "0.1.0", "active"] in lines
+    assert ["stage", "gumbel", "framework", "0.1.0", "usable"] in lines
+    assert ["policy", "priority", "framework", "0.1.0", "active"] in lines
+    names = [line[0] for line in lines[lines.index(["health:"]) + 1 :]]
+    assert names == ["python", "torch", "threads", "free"]
+    assert not list(tmp_path.iterdir())  # a single run writes no folder
+
+
+def test_sweep_goes_on_after_a_users_error_and_makes_a_table(framework, tmp_path):
+    result = framework("-m", "plugins", "+sampler=gumbel,greedy", "kv_cache.block_size=8,0", "prompt=a,b")
+    assert result.returncode == 0, result.stderr
+    (folder,) = tmp_path.glob("multirun/*/*")
+    results = [json.loads((folder / str(job) / "result.json").read_text()) for job in range(4)]
+    assert [r["status"] for r in results] == ["ok", "error", "ok", "error"]
+    assert results[1]["error"] == "kv_cache.block_size=0 is too small. Use 1 or more"
+    assert "sampler=greedy" in results[2]["overrides"]
+    assert len((folder / "results.csv").read_text().splitlines()) == 5
+    assert "4 jobs, 2 failed" in result.stderr
+    assert "HYDRA" not in result.stdout  # logs go to stderr
+
+
+def test_own_primary_and_folder_work_with_the_same_words(framework, tmp_path):
+    (tmp_path / "exp1.yaml").write_text("defaults: [config, _self_]\nengine: {seed: 3, graphs: off}\n")
+    result = framework("--config-dir", ".", "--config-name", "exp1", "+sampler=greedy", "--cfg", "job", "-p", "engine")
+    assert result.returncode == 0, result.stderr
+    assert "seed: 3" in result.stdout
+
+
+def test_completion_knows_the_choices():
+    script = os.path.join(os.path.dirname(sys.executable), "framework")
+    result = subprocess.run(
+        [script, "-sc", "query=bash"],
+        env={**os.environ, "COMP_LINE": "framework sampler="},
+        capture_output=True,
+        text=True,
+    )
+    assert result.stdout.split() == ["sampler=greedy", "sampler=gumbel"]
+
+
+def test_flags_stand_anywhere_and_keep_their_values():
+    flags, words = split_flags(["a=1", "-cn", "exp", "b", "--multirun", "c=-2", "--config-dir=d"])
+    assert flags == {"--config-name": "exp", "--multirun": None, "--config-dir": "d"}
+    assert words == ["a=1", "b", "c=-2"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["-m", "--cfg", "job"], "--multirun and --cfg exclude each other"),
+        (["--config-name"], "--config-name needs a value"),
+        (["--resolve"], "--resolve belongs to --cfg"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(argv, message):
+    with pytest.raises(ConfigError, match=message):
+        split_flags(argv)
