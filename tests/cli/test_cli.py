@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -136,3 +137,22 @@ def test_flags_stand_anywhere_and_keep_their_values():
 def test_flags_that_do_not_fit_are_refused(argv, message):
     with pytest.raises(ConfigError, match=message):
         split_flags(argv)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_a_run_without_a_trace(number):
+    program = """
+import time
+import framework.runs.plugins as plugins
+from framework.cli import main
+def run(config, args):
+    print("running", flush=True)
+    time.sleep(60)
+plugins.run = run
+main(["plugins"])
+"""
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "running\n"
+    child.send_signal(number)
+    _, error = child.communicate(timeout=20)
+    assert (child.returncode, error) == (128 + number, "interrupted\n")

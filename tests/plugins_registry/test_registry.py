@@ -7,8 +7,6 @@ from importlib.metadata import EntryPoint, entry_points
 
 import pytest
 
-import framework
-import framework.interfaces
 from framework.errors import PluginError
 from framework.plugins import KINDS, ComponentSpec, Registry, hookimpl, registry
 
@@ -62,10 +60,6 @@ def probes(monkeypatch):
     module = type(sys)(HERE)
     module.usable, module.no_device, module.crashes, module.Thing = usable, no_device, crashes, Registry
     monkeypatch.setitem(sys.modules, HERE, module)
-
-
-def test_api_version_is_the_same_on_both_pages():
-    assert framework.API_VERSION == framework.interfaces.API_VERSION
 
 
 def test_every_kind_that_is_shipped_is_announced_through_entry_points():
@@ -170,7 +164,7 @@ def test_missing_part_of_its_own_keeps_its_trace(load, gpu_package):
 
 def test_target_without_its_attribute_is_named(load):
     found = load(odd=announcing(ComponentSpec("policy", "odd", f"{HERE}:Absent")))
-    with pytest.raises(PluginError, match="policy 'odd' of .* points at 'made_up_probes:Absent', which is not there"):
+    with pytest.raises(PluginError, match=r"policy 'odd' of \? points at 'made_up_probes:Absent', which is not there"):
         found.load_target("policy", "odd")
 
 
@@ -223,7 +217,7 @@ def test_plugin_may_select_the_backend(load, choice, chosen):
 
 def test_selected_backend_must_be_usable(load):
     found = load(many=announcing(*BACKENDS), chooser=choosing("gpu"))
-    with pytest.raises(PluginError, match="selected 'gpu', which cannot be used here. Usable: xpu, cpu"):
+    with pytest.raises(PluginError, match=r"selected 'gpu', which cannot be used here\. Usable: xpu, cpu"):
         found.auto("backend")
 
 
