@@ -20,7 +20,7 @@ def test_every_public_name_is_there():
 
 def test_promised_name_is_refused_as_not_built():
     with pytest.raises(NotBuiltError, match=r"framework\.AsyncLLM is not built yet"):
-        framework.AsyncLLM
+        _ = framework.AsyncLLM
 
 
 def test_unknown_name_is_an_attribute_error():
