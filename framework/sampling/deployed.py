@@ -13,7 +13,7 @@ from framework.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:
     from framework.config import StageConfig
-    from framework.interfaces import SamplerStage, StageContext, StageSpec
+    from framework.interfaces import StageContext, StageSpec
     from framework.plugins import Registry
     from framework.request import SamplingParams
 
@@ -28,11 +28,14 @@ ALWAYS = ("wants", "validate", "add_request", "commit")
 
 @dataclass(frozen=True)
 class Deployed:
-    """key: its name in `sampler.stages`; bit: its place in the feature bits of a row."""
+    """key: its name in `sampler.stages`; bit: its place in the feature bits of a row.
+
+    stage: a SamplerStage, which has the method of its own kind only: no class fits the protocol as a whole.
+    """
 
     key: str
     spec: StageSpec
-    stage: SamplerStage
+    stage: Any
     ctx: StageContext
     bit: int
 

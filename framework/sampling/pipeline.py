@@ -167,7 +167,7 @@ class SamplerPipeline:
     def _draw(
         self, work: Tensor, rows: Rows, plan: _Plan, ids: Tensor, chosen: Tensor, observed: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(ids, their logits, processed logits) once the rows that are not greedy are drawn; copies mixed batches only."""
+        """(ids, their logits, processed logits) once the rows that are not greedy are drawn; copies mixed batches."""
         assert plan.random is not None, "no row draws"
         if len(plan.random) == len(work):
             return self._draw_rows(work, rows, plan, observed)

@@ -1,0 +1,65 @@
+"""Reductions by groups of 128 equal the plain ones, ties and short groups included."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from framework.sampling.groups import best, largest, largest_ids, log_sum_exp
+
+INF = float("inf")
+
+
+def tied_logits(rows, vocab, seed):
+    """Few different values, so that every bound has ties, and some masked tokens."""
+    values = torch.randint(-3, 4, (rows, vocab), generator=torch.Generator().manual_seed(seed)).float()
+    values[values == -3] = -INF
+    return values
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 700), st.integers(0, 10_000))
+def test_best_is_the_first_of_the_largest(vocab, seed):
+    logits = tied_logits(4, vocab, seed)
+    top, ids = best(logits)
+    assert torch.equal(top, logits.amax(-1))
+    assert ids.tolist() == [row.index(max(row)) for row in logits.tolist()]
+
+
+def test_best_of_equal_zeros_is_the_first():
+    logits = torch.tensor([[-1.0, -0.0, 0.0], [-1.0, 0.0, -0.0]])
+    assert best(logits)[1].tolist() == [1, 1]
+
+
+def test_best_of_a_row_that_is_no_number_stays_in_range():
+    logits = torch.zeros(3, 130)
+    logits[0] = float("nan")
+    logits[1, 129] = float("nan")
+    logits[2] = -INF
+    top, ids = best(logits)
+    assert top.isnan().tolist() == [True, True, False]
+    assert all(0 <= i < 130 for i in ids.tolist())
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 3000), st.data())
+def test_largest_equals_a_whole_sort(vocab, data):
+    k = data.draw(st.integers(1, vocab))
+    logits = tied_logits(3, vocab, vocab) + torch.linspace(0, 1, vocab) * data.draw(st.sampled_from([0.0, 1.0]))
+    assert torch.equal(largest(logits, k), logits.sort(-1, descending=True).values[:, :k])
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 3000), st.data())
+def test_largest_ids_put_the_lowest_id_first_among_equals(vocab, data):
+    k = data.draw(st.integers(0, min(vocab, 40)))
+    logits = tied_logits(3, vocab, vocab)
+    expected = [sorted(range(vocab), key=lambda i, row=row: (-row[i], i))[:k] for row in logits.tolist()]
+    assert largest_ids(logits, k).tolist() == expected
+
+
+@pytest.mark.parametrize("vocab", [1, 127, 128, 1000])
+def test_log_sum_exp_equals_torch(vocab):
+    logits = torch.randn(5, vocab, generator=torch.Generator().manual_seed(0)) * 5
+    total = log_sum_exp(logits, logits.amax(-1, keepdim=True)).squeeze(1)
+    torch.testing.assert_close(total, logits.double().logsumexp(-1).float(), rtol=1e-6, atol=1e-5)
