@@ -23,7 +23,7 @@ def make_attention(
 ) -> tuple[CpuAttention, torch.Tensor]:
     limits = {"max_num_seqs": 64, "max_num_batched_tokens": 4096, "max_model_len": 4096}
     backend = SimpleNamespace(name="cpu")
-    ctx = AttentionContext(backend, block_size, dtype, batch_invariant=invariant, **limits)  # type: ignore[arg-type]
+    ctx = AttentionContext(backend, block_size, dtype, batch_invariant=invariant, **limits)
     attention = CpuAttention({}, ctx)
     spec = LayerSpec(0, "full", case.num_heads, case.num_kv_heads, case.head_dim, case.head_dim**-0.5, case.window)
     kv_spec = attention.kv_spec(spec)

@@ -1,0 +1,109 @@
+"""The CPU backend: eager steps of exact shapes in the calling thread, oneDNN products, KV in ordinary host memory.
+
+Products, elementwise operations and memory have modules of their own beside this one; the step's array functions are
+the torch reference itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from framework import step_ops
+from framework.errors import ConfigError, did_you_mean
+from framework.interfaces import BackendContext, Bucket, Capabilities, KVSpec, LayerOps, Linear, StepFuture, StepOps
+from framework_backends.cpu_layer_ops import CpuLayerOps, InvariantLayerOps
+from framework_backends.cpu_linear import LinearPacker
+from framework_backends.cpu_memory import free_bytes, kv_bytes, lazy_zeros
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
+
+
+class CpuBackend:
+    """`interfaces.Backend` of the host. Takes no options; threads are those of torch (see `cpu_environment`)."""
+
+    name = "cpu"
+    max_in_flight = 1
+
+    def __init__(self, options: Mapping[str, Any], ctx: BackendContext) -> None:
+        """Raises ConfigError for a dtype that is not one of auto, float32, bfloat16, float16."""
+        self.device = torch.device("cpu")
+        self.dtype = choose_dtype(ctx.dtype)
+        self.caps = Capabilities(keeps=frozenset({"batch_invariant", "deterministic"}))
+        self.step_ops: StepOps = step_ops
+        self.layer_ops: LayerOps = InvariantLayerOps() if ctx.batch_invariant else CpuLayerOps()
+        self._packer = LinearPacker(ctx.batch_invariant)
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        return self._packer.pack(weight, bias)
+
+    def allocate_kv(self, specs: Sequence[KVSpec], num_blocks: int) -> list[Tensor]:
+        """Zeroed tensors; a block that was never written costs no resident memory."""
+        return [lazy_zeros([num_blocks if n == -1 else n for n in spec.shape], spec.dtype) for spec in specs]
+
+    def kv_bytes_available(self, max_model_len: int, bytes_per_token: int, fraction: float | None) -> int:
+        return kv_bytes(max_model_len, bytes_per_token, fraction, free_bytes())
+
+    def copy_blocks(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], pairs: Sequence[tuple[int, int]]) -> None:
+        """All sources are read before any destination is written."""
+        sources, targets = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
+        for tensor, spec in zip(kv, specs, strict=True):
+            dim = spec.shape.index(-1)
+            tensor.index_copy_(dim, targets, tensor.index_select(dim, sources))
+
+    def gather_blocks(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int]) -> list[Tensor]:
+        index = torch.tensor(blocks, dtype=torch.int64)
+        dims = [spec.shape.index(-1) for spec in specs]
+        picked = [tensor.index_select(dim, index) for tensor, dim in zip(kv, dims, strict=True)]
+        return [tensor.movedim(dim, 0).contiguous() for tensor, dim in zip(picked, dims, strict=True)]
+
+    def scatter_blocks(
+        self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int], data: Sequence[Tensor]
+    ) -> None:
+        index = torch.tensor(blocks, dtype=torch.int64)
+        for tensor, spec, values in zip(kv, specs, data, strict=True):
+            dim = spec.shape.index(-1)
+            tensor.index_copy_(dim, index, values.movedim(0, dim))
+
+    def buckets(self, max_num_seqs: int, max_num_batched_tokens: int) -> list[Bucket]:
+        """None: steps run with exact shapes."""
+        return []
+
+    def compile(self, step: Callable[..., Any], bucket: Bucket | None) -> Callable[..., Any]:
+        """The step itself: `engine.graphs` has nothing to capture here, whatever its value."""
+        return step
+
+    def submit(self, executable: Callable[..., Any], *args: Any) -> StepFuture:
+        """Runs the step before it returns; `result` raises what the step raised."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(executable(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def choose_dtype(word: str) -> torch.dtype:
+    """The dtype of `engine.dtype`; auto is bfloat16 where the CPU multiplies it natively, else float32."""
+    if word == "auto":
+        return torch.bfloat16 if _multiplies_bfloat16(Path("/proc/cpuinfo")) else torch.float32
+    if word not in _DTYPES:
+        known = ", ".join(("auto", *_DTYPES))
+        raise ConfigError(f"engine.dtype='{word}' is not known. Use one of {known}.{did_you_mean(word, _DTYPES)}")
+    return _DTYPES[word]
+
+
+def _multiplies_bfloat16(cpuinfo: Path) -> bool:
+    """Whether the first processor lists AVX512-BF16 or AMX-BF16. False where the file does not exist."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return False
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return bool(_BFLOAT16_FLAGS & set(flags.split()))

@@ -1,0 +1,72 @@
+"""KV memory on the host: how much there is, and tensors that cost nothing until they are written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from framework.errors import ConfigError
+
+_ALIGNMENT = 64  # a cache line
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros whose pages become resident when they are first written: the system hands out zeroed pages on demand."""
+    num_bytes = int(np.prod(shape)) * dtype.itemsize
+    raw = np.zeros(num_bytes + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(raw[start : start + num_bytes]).view(dtype).view(tuple(shape))
+
+
+def kv_bytes(max_model_len: int, bytes_per_token: int, fraction: float | None, free: int) -> int:
+    """`fraction` of the free bytes; without one the smaller of 4 x max_model_len tokens and a tenth of them.
+
+    Raises ConfigError for a fraction outside (0, 1].
+    """
+    if fraction is None:
+        return min(4 * max_model_len * bytes_per_token, free // 10)
+    if not 0 < fraction <= 1:
+        raise ConfigError(
+            f"kv_cache.memory_fraction={fraction} must be above 0 and at most 1. Leave it null for a tenth."
+        )
+    return int(free * fraction)
+
+
+def free_bytes() -> int:
+    """Bytes that can be used without swapping: of the machine, or of the container when it allows less."""
+    machine = _available(_read("/proc/meminfo"))
+    if machine is None:
+        machine = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    files = {name: _read(str(_CGROUP / name)) for name in ("memory.max", "memory.current", "memory.stat")}
+    container = _container_free(files)
+    return machine if container is None else max(0, min(machine, container))
+
+
+def _available(meminfo: str) -> int | None:
+    for line in meminfo.splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _container_free(files: Mapping[str, str]) -> int | None:
+    """Limit minus use of a version 2 control group, None without a limit. Clean file pages count as free."""
+    limit, current = files["memory.max"].strip(), files["memory.current"].strip()
+    if not limit.isdigit() or not current.isdigit():
+        return None
+    lines = [line.split() for line in files["memory.stat"].splitlines()]
+    reclaimable = sum(int(words[1]) for words in lines if len(words) == 2 and words[0] == "inactive_file")
+    return int(limit) - int(current) + reclaimable
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,103 @@
+"""Elementwise operations of the CPU backend against the torch reference of `framework.layers.ops`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from framework.layers import ops as reference
+from framework_backends.cpu_layer_ops import CpuLayerOps, InvariantLayerOps
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# One rounding more or less of the result's own dtype, two for the norm (before and after the weight).
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
+ROW_COUNTS = (1, 2, 3, 7, 8, 16, 33, 100)
+both = pytest.mark.parametrize("ops", (CpuLayerOps(), InvariantLayerOps()), ids=("fast", "invariant"))
+any_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def normal(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    tolerance = TOLERANCE[expected.dtype]
+    assert actual.dtype == expected.dtype
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+
+
+@both
+@any_dtype
+def test_rms_norm_equals_the_reference_and_keeps_its_input(ops: CpuLayerOps, dtype: torch.dtype) -> None:
+    x, weight = normal(9, 52, dtype=dtype) * 30, normal(52, dtype=dtype, seed=1)
+    before = x.clone()
+    close(ops.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    assert torch.equal(x, before)
+
+
+@both
+@any_dtype
+def test_norm_of_heads_in_a_fused_product_equals_the_reference(ops: CpuLayerOps, dtype: torch.dtype) -> None:
+    heads, weight = normal(5, 9, 16, dtype=dtype)[:, :6], normal(16, dtype=dtype, seed=1)
+    close(ops.rms_norm(heads, weight, 1e-6), reference.rms_norm(heads, weight, 1e-6))
+
+
+@both
+@any_dtype
+def test_add_rms_norm_equals_the_reference(ops: CpuLayerOps, dtype: torch.dtype) -> None:
+    x, residual, weight = (normal(*shape, dtype=dtype, seed=i) for i, shape in enumerate(((9, 52), (9, 52), (52,))))
+    expected = reference.add_rms_norm(x, residual, weight, 1e-5)
+    for actual, wanted in zip(ops.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5), expected, strict=True):
+        close(actual, wanted)
+
+
+@both
+@any_dtype
+def test_silu_and_mul_equals_the_reference(ops: CpuLayerOps, dtype: torch.dtype) -> None:
+    gate_up = normal(9, 104, dtype=dtype) * 4
+    gate_up[0, :2] = torch.tensor([-120.0, 120.0])
+    close(ops.silu_and_mul(gate_up), reference.silu_and_mul(gate_up))
+
+
+@both
+@any_dtype
+@pytest.mark.parametrize("layout", ("fused", "apart"))
+def test_rotate_equals_the_reference_and_keeps_its_input(ops: CpuLayerOps, dtype: torch.dtype, layout: str) -> None:
+    heads, angles = normal(7, 8, 16, dtype=dtype), normal(7, 8, dtype=torch.float32, seed=1)
+    q, k, _ = heads.split((4, 2, 2), dim=1)
+    if layout == "apart":
+        q, k = q.clone(), k.clone()
+    before = heads.clone()
+    expected = reference.rotate(q, k, angles.cos(), angles.sin())
+    for actual, wanted in zip(ops.rotate(q, k, angles.cos(), angles.sin()), expected, strict=True):
+        close(actual, wanted)
+    assert torch.equal(heads, before)
+
+
+@any_dtype
+@pytest.mark.parametrize("width", (51, 64, 1536))
+def test_invariant_operations_give_a_row_the_same_bits_in_any_batch(dtype: torch.dtype, width: int) -> None:
+    ops, rows = InvariantLayerOps(), max(ROW_COUNTS)
+    x, weight = normal(rows, 2 * width, dtype=dtype), normal(2 * width, dtype=dtype, seed=1)
+    heads, angles = normal(rows, 3, 2 * width, dtype=dtype), normal(rows, width, dtype=torch.float32)
+
+    def results(rows: slice) -> tuple[Tensor, ...]:
+        q, k = heads[rows].split((2, 1), dim=1)
+        rotated = ops.rotate(q, k, angles[rows].cos(), angles[rows].sin())
+        added = ops.add_rms_norm(x[rows].clone(), x[rows].clone(), weight, 1e-5)
+        return ops.rms_norm(x[rows], weight, 1e-5), *added, ops.silu_and_mul(x[rows]), *rotated
+
+    whole = results(slice(None))
+    for begin in (0, 1, 5):
+        for count in ROW_COUNTS:
+            picked = slice(begin, begin + count)
+            for part, all_rows in zip(results(picked), whole, strict=True):
+                assert torch.equal(part, all_rows[picked])
+
+
+def test_fast_silu_is_not_invariant_so_the_check_above_can_fail() -> None:
+    x = normal(33, 102, dtype=torch.float32)
+    whole = CpuLayerOps().silu_and_mul(torch.cat((x, x), 1))
+    parts = [CpuLayerOps().silu_and_mul(torch.cat((x, x), 1)[i : i + 1, : 2 * 51 + n]) for i, n in ((0, 0), (1, 2))]
+    assert not all(torch.equal(part[0, :51], whole[i, :51]) for i, part in enumerate(parts))

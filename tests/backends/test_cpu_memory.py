@@ -1,0 +1,56 @@
+"""KV memory on the host: how much is given, and that untouched blocks cost nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from framework.errors import ConfigError
+from framework_backends import cpu_memory
+from framework_backends.cpu_memory import free_bytes, kv_bytes, lazy_zeros
+
+
+def test_kv_is_four_full_contexts_when_memory_is_plenty() -> None:
+    assert kv_bytes(8192, 23040, None, free=1 << 40) == 4 * 8192 * 23040
+
+
+def test_kv_is_a_tenth_of_free_memory_when_that_is_less() -> None:
+    assert kv_bytes(8192, 23040, None, free=1_000_000) == 100_000
+
+
+def test_kv_is_the_fraction_of_free_memory_that_was_asked_for() -> None:
+    assert kv_bytes(8192, 23040, 0.25, free=1_000_000) == 250_000
+
+
+@pytest.mark.parametrize("fraction", (0.0, -0.1, 1.5, float("nan")))
+def test_fraction_outside_its_range_is_refused(fraction: float) -> None:
+    with pytest.raises(ConfigError, match=r"kv_cache\.memory_fraction=.* must be above 0 and at most 1"):
+        kv_bytes(8192, 23040, fraction, free=1)
+
+
+def test_container_limit_bounds_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "/proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:    5000 kB\n",
+        "/sys/fs/cgroup/memory.max": "3000000\n",
+        "/sys/fs/cgroup/memory.current": "2500000\n",
+        "/sys/fs/cgroup/memory.stat": "anon 7\ninactive_file 100000\n",
+    }
+    monkeypatch.setattr(cpu_memory, "_read", lambda path: files.get(path, ""))
+    assert free_bytes() == 3000000 - 2500000 + 100000
+    files["/sys/fs/cgroup/memory.max"] = "max\n"
+    assert free_bytes() == 5000 * 1024
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+def test_blocks_that_were_never_written_cost_no_resident_memory() -> None:
+    before = resident_bytes()
+    kv = lazy_zeros((2, 3, 20000, 16, 64), torch.bfloat16)
+    kv[:, :, 5] = 1
+    assert kv.numel() * 2 > 200 << 20
+    assert resident_bytes() - before < 20 << 20
