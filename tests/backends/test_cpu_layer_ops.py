@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from framework.layers import ops as reference
 from framework_backends.cpu_layer_ops import CpuLayerOps, InvariantLayerOps
@@ -96,8 +97,6 @@ def test_invariant_operations_give_a_row_the_same_bits_in_any_batch(dtype: torch
                 assert torch.equal(part, all_rows[picked])
 
 
-def test_fast_silu_is_not_invariant_so_the_check_above_can_fail() -> None:
-    x = normal(33, 102, dtype=torch.float32)
-    whole = CpuLayerOps().silu_and_mul(torch.cat((x, x), 1))
-    parts = [CpuLayerOps().silu_and_mul(torch.cat((x, x), 1)[i : i + 1, : 2 * 51 + n]) for i, n in ((0, 0), (1, 2))]
-    assert not all(torch.equal(part[0, :51], whole[i, :51]) for i, part in enumerate(parts))
+def test_silu_of_torch_depends_on_the_place_so_the_check_above_can_fail() -> None:
+    x = normal(4, 51, dtype=torch.float32)
+    assert not all(torch.equal(functional.silu(row), functional.silu(x)[i]) for i, row in enumerate(x))

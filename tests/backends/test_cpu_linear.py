@@ -77,7 +77,7 @@ def test_products_that_no_padding_makes_invariant_are_refused() -> None:
 
 @pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch was built without oneDNN")
 def test_weights_are_packed_where_torch_can() -> None:
-    weight, x = weight_and_input((96, 64), torch.float32)
+    weight = normal(96, 64, dtype=torch.float32)
     assert isinstance(LinearPacker(False).pack(weight, None), PackedLinear)
 
 

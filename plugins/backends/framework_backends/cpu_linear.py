@@ -7,17 +7,15 @@ or wrong a warning says so and the product is `torch.nn.functional.linear`. Call
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from framework.errors import ConfigError
+from framework.interfaces import Linear
 
 log = logging.getLogger(__name__)
-
-Product = Callable[[Tensor], Tensor]
 
 # Rows a step typically has; oneDNN chooses the packed layout by it. Layouts for 1 and 256 rows were no faster at any
 # size in bfloat16, and slower in float32.
@@ -36,7 +34,7 @@ class LinearPacker:
         self._trusted: dict[tuple[torch.dtype, torch.Size], bool] = {}
         self._pads: dict[tuple[torch.dtype, torch.Size, bool], int] = {}
 
-    def pack(self, weight: Tensor, bias: Tensor | None) -> Product:
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """A product [T, in] -> [T, out] of weight [out, in]. ConfigError when it cannot be made row-invariant."""
         key = (weight.dtype, weight.shape)
         product = self._packed(weight, bias) if self._trusted.get(key, True) else None
@@ -45,7 +43,7 @@ class LinearPacker:
             product = PlainLinear(weight, bias)
         return self._invariant(product, weight) if self._batch_invariant else product
 
-    def _packed(self, weight: Tensor, bias: Tensor | None) -> Product | None:
+    def _packed(self, weight: Tensor, bias: Tensor | None) -> Linear | None:
         key = (weight.dtype, weight.shape)
         if weight.dtype not in _PACKED_DTYPES:
             return None
@@ -62,7 +60,7 @@ class LinearPacker:
                 )
         return product if self._trusted[key] else None
 
-    def _invariant(self, product: Product, weight: Tensor) -> Product:
+    def _invariant(self, product: Linear, weight: Tensor) -> Linear:
         key = (weight.dtype, weight.shape, isinstance(product, PackedLinear))
         if key not in self._pads:
             self._pads[key] = row_padding(product, weight)
@@ -96,11 +94,11 @@ class PackedLinear:
 
 
 class RowInvariantLinear:
-    """A product whose rows do not depend on how many there are: padded to a multiple of `pad`, at most MAX_ROWS at once."""
+    """A product whose rows do not depend on their number: padded to a multiple of `pad`, at most MAX_ROWS at once."""
 
     __slots__ = ("_pad", "_product")
 
-    def __init__(self, product: Product, pad: int) -> None:
+    def __init__(self, product: Linear, pad: int) -> None:
         self._product, self._pad = product, pad
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -109,7 +107,7 @@ class RowInvariantLinear:
         return _padded(self._product, x, self._pad)
 
 
-def row_padding(product: Product, weight: Tensor) -> int:
+def row_padding(product: Linear, weight: Tensor) -> int:
     """The least row multiple for which a row's bits do not depend on the number of rows, measured on this machine.
 
     Raises ConfigError when no multiple is good enough.
@@ -119,13 +117,13 @@ def row_padding(product: Product, weight: Tensor) -> int:
         if _rows_agree(product, x, pad):
             return pad
     raise ConfigError(
-        f"engine.batch_invariant=true: products of {weight.dtype} with a weight of {tuple(weight.shape)} differ with the "
-        f"number of rows on this CPU, also when padded to {_PADS[-1]}. Change engine.dtype or set "
+        f"engine.batch_invariant=true: products of {weight.dtype} with a weight of {tuple(weight.shape)} differ with "
+        f"the number of rows on this CPU, also when padded to {_PADS[-1]}. Change engine.dtype or set "
         f"engine.batch_invariant=false."
     )
 
 
-def _rows_agree(product: Product, x: Tensor, pad: int) -> bool:
+def _rows_agree(product: Linear, x: Tensor, pad: int) -> bool:
     whole = product(x)
     for rows in (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 31, 33, 64, 100, 129):
         for begin in (0, 5):
@@ -135,12 +133,12 @@ def _rows_agree(product: Product, x: Tensor, pad: int) -> bool:
     return True
 
 
-def _padded(product: Product, x: Tensor, pad: int) -> Tensor:
+def _padded(product: Linear, x: Tensor, pad: int) -> Tensor:
     missing = -len(x) % pad
     return product(functional.pad(x, (0, 0, 0, missing)))[: len(x)] if missing else product(x)
 
 
-def _agrees_with_torch(product: Product, weight: Tensor, bias: Tensor | None) -> bool:
+def _agrees_with_torch(product: Linear, weight: Tensor, bias: Tensor | None) -> bool:
     """bfloat16 sums in float32 and rounds once, so bits are equal; float32 sums may be grouped otherwise."""
     x = _probe_input(weight, 5)
     ours, theirs = product(x), functional.linear(x, weight, bias)
