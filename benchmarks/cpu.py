@@ -37,7 +37,7 @@ def make_llm(dtype: str, *words: str) -> Any:
     """The engine as a user gets it, with the workload's limits and without prefix hits."""
     from framework.cli import prepare_environment
 
-    prepare_environment()
+    prepare_environment("cpu")
     from framework import LLM
 
     fixed = [

@@ -145,6 +145,7 @@ def _app(cfg: DictConfig) -> None:
     record = _record if HydraConfig.get().mode == RunMode.MULTIRUN else None
     try:
         config, run, args = parts_of(cfg)
+        prepare_environment(config.backend.name)
         metrics = registry().load_target("run", run.name)(config, args)
     except FrameworkError as error:
         if record is None or wants_trace:
@@ -154,6 +155,18 @@ def _app(cfg: DictConfig) -> None:
     else:
         if record is not None:
             record("ok", metrics=metrics)
+
+
+def prepare_environment(backend: str = "auto") -> None:
+    """Sets what the backend wants to find in the environment when torch is imported; what the user has set stays.
+
+    A process of our own may bind its threads to cores; one that only uses the library is left as it is.
+    """
+    from framework.plugins import registry
+
+    if "torch" not in sys.modules:
+        for name, value in registry().environment(backend).items():
+            os.environ.setdefault(name, value)
 
 
 def _record(status: str, metrics: Mapping[str, Any] | None = None, error: str | None = None) -> None:

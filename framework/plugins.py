@@ -46,6 +46,7 @@ class ComponentSpec:
     probe     "package.module:function" -> None if usable on this machine, else the reason
     priority  `auto` takes the usable component of the highest priority
     provides  what it serves beside its name: architectures of a model, file formats of a loader
+    environment  of a backend: "package.module:function" -> {variable: value} to set before torch is imported
     dist      distribution that announced it; the registry fills it in
     """
 
@@ -57,6 +58,7 @@ class ComponentSpec:
     probe: str | None = None
     priority: int = 0
     provides: tuple[str, ...] = ()
+    environment: str | None = None
     api: tuple[int, int] = (1, 0)
     dist: str = "?"
 
@@ -217,6 +219,11 @@ class Registry:
         assert cls is not None or not options, f"{kind} {name} has no config class but got {options}"
         return {} if cls is None else cls(**options)
 
+    def environment(self, backend: str) -> dict[str, str]:
+        """Variables that the backend (a name or `auto`) wants to find when torch is imported."""
+        spec = self.auto("backend") if backend == "auto" else self.spec("backend", backend)
+        return {} if spec.environment is None else self._import(spec, spec.environment)()
+
     def usable(self, kind: str, name: str) -> str | None:
         """None if the component can be used on this machine, else the reason. A probe runs once in a process."""
         if (kind, name) not in self._probed:
@@ -290,7 +297,11 @@ class Registry:
         if spec.api[0] != API_VERSION[0] or spec.api[1] > API_VERSION[1]:
             wanted, have = (".".join(map(str, api)) for api in (spec.api, API_VERSION))
             return f"{label} needs plugin API {wanted}, but this is {have}. Install a release of it made for {have}"
-        bad = [text for text in (spec.target, spec.config, spec.probe) if text and not _TARGET.fullmatch(text)]
+        bad = [
+            text
+            for text in (spec.target, spec.config, spec.probe, spec.environment)
+            if text and not _TARGET.fullmatch(text)
+        ]
         if bad:
             return f"{label} points at {bad[0]!r}, which does not read 'package.module:attribute'"
         taken = self._specs.get((spec.kind, spec.name))

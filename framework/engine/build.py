@@ -1,6 +1,6 @@
 """From a `Config` to a running engine: the one place where all parts meet.
 
-Order: refuse what cannot work, read the checkpoint's header, choose parts, load weights, measure memory, make the rest.
+Order: read the checkpoint's header, choose parts, load weights, measure memory, make the rest.
 Nothing below this module sees a `Config`, and nothing here runs once the engine is built.
 """
 
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +57,6 @@ def build_engine(config: Config, plugins: Registry | None = None) -> Engine:
 
     start = perf_counter()
     plugins = plugins or registry()
-    _refuse_unbuilt(config)
     checkpoint, loader = open_checkpoint(config.model, config.engine.load_format, plugins)
     max_model_len = _max_model_len(config, checkpoint)
     model_name = _model_name(config, checkpoint, plugins)
@@ -81,23 +79,6 @@ def _timed(parts: _Parts, name: str, make: Any) -> Any:
 # --------------------------------------------------------------------------------------------- before the weights
 
 
-def _refuse_unbuilt(config: Config) -> None:
-    """Keys whose part is not there yet, for configs that were not composed from words (composing refuses them too)."""
-    asked = {
-        "engine.async_scheduling=true": config.engine.async_scheduling,
-        "scheduler.preemption=swap": config.scheduler.preemption == "swap",
-        f"kv_cache.dtype={config.kv_cache.dtype}": config.kv_cache.dtype != "auto",
-    }
-    for kind in ("spec_decode", "kv_connector", "grammar"):
-        name = getattr(config, kind).name
-        asked[f"{kind}={name}"] = name != "none"
-    for key, is_asked in asked.items():
-        if is_asked:
-            raise NotBuiltError(f"{key} is not built yet; leave it at its default")
-    if config.scheduler.preemption not in ("recompute", "swap"):
-        raise ConfigError(f"scheduler.preemption={config.scheduler.preemption}: use recompute or swap")
-
-
 def _max_model_len(config: Config, checkpoint: Checkpoint) -> int:
     limit = checkpoint.config.get("max_position_embeddings")
     asked = config.engine.max_model_len
@@ -107,8 +88,6 @@ def _max_model_len(config: Config, checkpoint: Checkpoint) -> int:
                 f"{checkpoint.location} states no max_position_embeddings; say engine.max_model_len=NUMBER"
             )
         return int(limit)
-    if asked < 2:
-        raise ConfigError(f"engine.max_model_len={asked}: must be at least 2, a prompt token and a generated one")
     if limit is not None and asked > limit:
         raise ConfigError(
             f"engine.max_model_len={asked} is more than the {limit} positions that {checkpoint.location} was made for; "
@@ -130,22 +109,7 @@ def _model_name(config: Config, checkpoint: Checkpoint, plugins: Registry) -> st
 def _component(plugins: Registry, kind: str, chosen: ComponentConfig) -> tuple[str, Any, Any]:
     """(name, class, checked options) of a part chosen by name or by `auto`."""
     spec = plugins.auto(kind) if chosen.name == "auto" else plugins.spec(kind, chosen.name)
-    return spec.name, plugins.load_target(kind, spec.name), options_of(plugins, kind, spec.name, chosen.options)
-
-
-def options_of(plugins: Registry, kind: str, name: str, given: Mapping[str, Any]) -> Any:
-    """Instance of the component's own config dataclass, or the empty mapping of a component that has none."""
-    cls = plugins.load_config_class(plugins.spec(kind, name))
-    if cls is None:
-        if given:
-            raise ConfigError(f"{kind}={name} takes no options, got {', '.join(given)}")
-        return given
-    assert is_dataclass(cls), f"{kind}/{name}: config class {cls.__name__} is no dataclass"
-    known = [f.name for f in fields(cls)]
-    for key in given:
-        if key not in known:
-            raise ConfigError(f"{kind}={name} has no option '{key}'. Options: {', '.join(known)}")
-    return cls(**given)
+    return spec.name, plugins.load_target(kind, spec.name), plugins.build_options(kind, spec.name, chosen.options)
 
 
 def _build_backend(config: Config, plugins: Registry) -> Backend:
@@ -199,8 +163,6 @@ def _num_blocks(parts: _Parts, block_size: int, block_bytes: int) -> int:
     """Blocks of the pool, the null block included: as configured, else what the backend gives in memory."""
     kv = parts.config.kv_cache
     if kv.num_blocks is not None:
-        if kv.num_blocks < 2:
-            raise ConfigError(f"kv_cache.num_blocks={kv.num_blocks}: must be at least 2, the null block and one more")
         return kv.num_blocks
     per_token = -(-block_bytes // block_size)
     available = parts.backend.kv_bytes_available(parts.max_model_len, per_token, kv.memory_fraction)
@@ -215,11 +177,7 @@ def _num_blocks(parts: _Parts, block_size: int, block_bytes: int) -> int:
 
 def _block_size(parts: _Parts, target: Any) -> int:
     size = parts.config.kv_cache.block_size
-    if size is None:
-        return int(target.caps.block_sizes[0])
-    if size < 1:
-        raise ConfigError(f"kv_cache.block_size={size}: must be at least 1")
-    return size
+    return int(target.caps.block_sizes[0]) if size is None else size
 
 
 # ----------------------------------------------------------------------------------------------------- the rest
@@ -307,9 +265,6 @@ def _build_pipeline(parts: _Parts, model: Model, table: Any, eos: tuple[int, ...
 
 def _build_scheduler(parts: _Parts, groups: tuple[KVGroup, ...], num_blocks: int, max_in_flight: int) -> Any:
     s, plugins = parts.config.scheduler, parts.registry
-    for key in ("max_num_seqs", "max_num_batched_tokens"):
-        if getattr(s, key) < 1:
-            raise ConfigError(f"scheduler.{key}={getattr(s, key)}: must be at least 1")
     _, policy_target, policy_options = _component(plugins, "policy", parts.config.policy)
     ctx = SchedulerContext(
         groups=groups,
@@ -324,7 +279,7 @@ def _build_scheduler(parts: _Parts, groups: tuple[KVGroup, ...], num_blocks: int
         connector=NoConnector(),
         max_in_flight=max_in_flight,
     )
-    return plugins.load_target("scheduler", s.name)(options_of(plugins, "scheduler", s.name, s.options), ctx)
+    return plugins.load_target("scheduler", s.name)(plugins.build_options("scheduler", s.name, s.options), ctx)
 
 
 def eos_token_ids(checkpoint: Checkpoint, tokenizer: Any) -> tuple[int, ...]:

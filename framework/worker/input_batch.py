@@ -58,7 +58,7 @@ class InputBuffers:
     def prepare(self, scheduled: SchedulerOutput, table: TableViews) -> InputBatch:
         """The step's batch. T = scheduled tokens, R = rows, L = rows that sample; R must be at least 1."""
         r, tokens = scheduled.num_rows, scheduled.num_tokens
-        logits_rows = np.flatnonzero(scheduled.samples)
+        logits_rows = np.flatnonzero(scheduled.samples).astype(np.int32)
         n = len(logits_rows)
         m, host = self._max_rows, self._host
         host[:r] = scheduled.rows

@@ -8,5 +8,10 @@ from framework.plugins import ComponentSpec, hookimpl
 @hookimpl
 def framework_components() -> list[ComponentSpec]:
     return [
-        ComponentSpec("backend", "cpu", "framework_backends.cpu:CpuBackend"),
+        ComponentSpec(
+            "backend",
+            "cpu",
+            "framework_backends.cpu:CpuBackend",
+            environment="framework_backends.cpu_environment:environment",
+        ),
     ]
