@@ -67,8 +67,8 @@ class Tokenizer:
         """Token ids of `text`; special tokens spelled out in it are found. RequestError for unpaired surrogates."""
         try:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except UnicodeEncodeError as error:
-            raise RequestError(f"the prompt is not valid Unicode ({error}). Remove unpaired surrogates.") from None
+        except TypeError:  # what the Rust side says of text that has no UTF-8
+            raise RequestError("the prompt is not valid Unicode. Remove its unpaired surrogates.") from None
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the ids; bytes that are no whole character become U+FFFD."""
@@ -148,11 +148,11 @@ class Tokenizer:
 
 
 def _from_folder(cls: type[Tokenizer], folder: Path) -> Tokenizer:
+    """What is added around an encoded text is tokenizer.json's word alone, whatever `add_bos_token` says beside it."""
     backend = _read_backend(folder / "tokenizer.json")
     config = _read_json(folder / "tokenizer_config.json")
     special = _special_tokens(folder, config)
     _add_missing(backend, special, config)
-    _set_ends(backend, special, config)
     clean = bool(config.get("clean_up_tokenization_spaces")) and not isinstance(backend.model, tokenizers.models.BPE)
     return cls(backend, special, _chat_template(folder, config), clean_up_spaces=clean)
 
@@ -213,24 +213,6 @@ def _add_missing(backend: tokenizers.Tokenizer, special: Mapping[str, str], conf
     # A role's token that the vocabulary lacks gets no id: the model would have no embedding for it.
     in_vocabulary = [text for text in special.values() if text not in added and backend.token_to_id(text) is not None]
     backend.add_special_tokens(in_vocabulary)
-
-
-def _set_ends(backend: tokenizers.Tokenizer, special: Mapping[str, str], config: Mapping[str, Any]) -> None:
-    """`add_bos_token` and `add_eos_token` of tokenizer_config.json, where stated, decide over tokenizer.json."""
-    if config.get("add_bos_token") is None and config.get("add_eos_token") is None:
-        return
-    wanted = [role for role in ("bos", "eos") if config.get(f"add_{role}_token")]
-    missing = [role for role in wanted if backend.token_to_id(special.get(f"{role}_token", "")) is None]
-    if missing:
-        raise CheckpointError(
-            f"tokenizer_config.json: add_{missing[0]}_token is set but there is no {missing[0]}_token."
-        )
-    before = [special["bos_token"]] if "bos" in wanted else []
-    after = [special["eos_token"]] if "eos" in wanted else []
-    ids = [(token, backend.token_to_id(token)) for token in dict.fromkeys(before + after)]
-    backend.post_processor = tokenizers.processors.TemplateProcessing(
-        single=[*before, "$A", *after], special_tokens=ids
-    )
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
