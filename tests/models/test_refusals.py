@@ -1,0 +1,60 @@
+"""Configs that would change the output in a way that is not built are refused by name, never ignored."""
+
+import pytest
+import torch
+
+from framework.errors import CheckpointError
+from framework_loaders.dummy import DummySource
+from framework_models.llama import Llama
+from framework_models.qwen3 import Qwen3
+
+CONFIG = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 16,
+    "max_window_layers": 1,
+    "initializer_range": 0.02,
+}
+
+
+def weights(tied=False):
+    return DummySource(torch.float32, torch.device("cpu"), 0, tied=tied)
+
+
+@pytest.mark.parametrize(
+    ("edits", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not served. Served: silu, swish"),
+        ({"sliding_window": 8}, "sliding_window=8 is not built yet"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types sliding_attention are not built yet"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config=.*fp8.* is not built yet"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0 is not built yet"),
+        ({"embedding_multiplier": 12.0}, "embedding_multiplier=12.0 is not built yet"),
+        ({"num_local_experts": 8}, "num_local_experts=8 is not built yet"),
+        ({"num_key_value_heads": 3}, "num_attention_heads=4 is no multiple of num_key_value_heads=3"),
+        ({"head_dim": 5}, "head_dim=5 is odd"),
+        ({"hidden_size": None}, "config.json has no 'hidden_size'"),
+        ({"vocab_size": "many"}, "vocab_size must be a whole number of at least 1, got 'many'"),
+        ({"attention_bias": "yes"}, "attention_bias must be true or false, got 'yes'"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number, got 'small'"),
+    ],
+)
+def test_llama_refuses_what_it_would_otherwise_ignore(edits, message, build_model):
+    with pytest.raises(CheckpointError, match=message):
+        build_model(Llama, {**CONFIG, **edits}, weights())
+
+
+def test_qwen3_refuses_a_window_in_use_and_takes_one_that_is_off(build_model):
+    config = {**CONFIG, "sliding_window": 4096, "use_sliding_window": False}
+    assert build_model(Qwen3, config, weights()).model.vocab_size == 32
+    with pytest.raises(CheckpointError, match="use_sliding_window=True is not built yet"):
+        build_model(Qwen3, {**config, "use_sliding_window": True}, weights())
+
+
+def test_keys_without_effect_on_the_output_are_accepted(build_model):
+    inert = {"use_cache": True, "attention_dropout": 0.1, "pretraining_tp": 1, "layer_types": ["full_attention"]}
+    assert build_model(Llama, {**CONFIG, **inert}, weights()).logits(torch.tensor([1, 2])).shape == (2, 32)
