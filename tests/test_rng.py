@@ -128,7 +128,7 @@ def test_winning_tail_has_its_exact_size(height):
     expected = -math.expm1(-math.exp(-height)) * 2**32  # how many of the 2^32 values exceed the height
     found = int((rng.gumbel(torch.arange(2000)) > height).sum())
     assert abs(found - expected) <= 1
-    # Negative control: noise guarded as -log(-log(u) + 1e-6) never gets there, since the guard is the smallest argument.
+    # Negative control: noise guarded as -log(-log(u) + 1e-6) never gets there.
     assert -math.log(1e-6) < height
 
 
