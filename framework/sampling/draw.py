@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from framework.rng import TARGET, gumbel, random_bits, row_keys
-from framework.sampling.groups import GROUP, group_sums, weights
-from framework.sampling.interval import at_most, drop_below, is_open
+from framework.sampling.groups import GROUP
+from framework.sampling.interval import at_most, is_open
+from framework.sampling.mass import kept_mass
 
 
 def draw(logits: Tensor, seed: Tensor, position: Tensor, lo: Tensor, hi: Tensor, stream: int = TARGET) -> Tensor:
@@ -32,7 +33,7 @@ def draw(logits: Tensor, seed: Tensor, position: Tensor, lo: Tensor, hi: Tensor,
 
 def _draw_group(logits: Tensor, top: Tensor, lo: Tensor, key: tuple[Tensor, Tensor]) -> Tensor:
     """[L, 1] group of each row; one without a kept token has log-sum-exp -inf and cannot win."""
-    scores = group_sums(drop_below(weights(logits, top), logits, lo)).log_()
+    scores = kept_mass(logits, top, lo).log_()
     ids = torch.arange(scores.shape[1], device=logits.device)
     return scores.add_(gumbel(random_bits(key, ids))).argmax(-1, keepdim=True)
 

@@ -1,7 +1,7 @@
 """A vocabulary in fixed groups of 128 ids: the unit of the draw, and what makes row operations quick and repeatable.
 
-Every sum of a row is taken group by group first, so that its rounding depends on the row alone: a sum over one long row
-would be split between threads when the row is alone, and rounded otherwise. Used by the draw, logprobs and thresholds.
+Every sum of a row (`framework.sampling.mass`) is taken group by group first, so that its rounding depends on the row
+alone: a sum over one long row would be split between threads when the row is alone, and rounded otherwise.
 """
 
 from __future__ import annotations
@@ -36,21 +36,6 @@ def best(logits: Tensor) -> tuple[Tensor, Tensor]:
     tokens = logits.gather(1, ids.clamp(max=last))  # repeats of the last id stand after it and cannot win a tie
     place = tokens.argmax(-1, keepdim=True)
     return tops.gather(1, group).squeeze(1), (ids.gather(1, place)).clamp_(max=last).squeeze(1)
-
-
-def weights(logits: Tensor, top: Tensor) -> Tensor:
-    """exp(logits - top), float32 [L, V]. top [L, 1] is the largest logit of each row."""
-    return (logits - top).exp_()
-
-
-def group_sums(values: Tensor) -> Tensor:
-    """[L, V] -> [L, G] sums of each group."""
-    return grouped(values, 0.0).sum(-1)
-
-
-def log_sum_exp(logits: Tensor, top: Tensor) -> Tensor:
-    """[L, 1] log of the sum of exp(logits) of float32 rows. top [L, 1] is the largest logit of each row."""
-    return group_sums(weights(logits, top)).sum(-1, keepdim=True).log_().add_(top)
 
 
 def largest(logits: Tensor, k: int) -> Tensor:

@@ -12,7 +12,8 @@ import numpy as np
 
 from framework.batch import LogprobsColumns
 from framework.errors import ConfigError, NotBuiltError, did_you_mean
-from framework.sampling.groups import group_max, largest_ids, log_sum_exp
+from framework.sampling.groups import group_max, largest_ids
+from framework.sampling.mass import log_sum_exp, num_larger
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,7 +55,7 @@ def raw_logprobs(raw: Tensor, ids: Tensor, k: int, rows_np: NDArray[np.int64]) -
     return DeviceLogprobs(
         rows_np=rows_np,
         sampled=(value - total).squeeze(1),
-        rank=(logits > value).sum(-1) + 1,
+        rank=num_larger(logits, value) + 1,
         top_ids=top_ids,
         top_logprobs=logits.gather(1, top_ids) - total,
     )

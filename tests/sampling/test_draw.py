@@ -9,6 +9,7 @@ from framework import rng
 from framework.sampling.draw import draw
 from framework.sampling.groups import GROUP
 from framework.sampling.interval import open_interval
+from framework.sampling.mass import kept_mass, log_sum_exp, row_blocks
 
 CPU = torch.device("cpu")
 
@@ -135,14 +136,14 @@ def test_a_row_draws_the_same_token_in_any_batch(vocab):
 
 
 def test_scores_are_bit_equal_for_any_number_of_rows():
-    from framework.sampling.groups import group_sums, log_sum_exp, weights
-
-    logits = random_logits(32, 5000)
+    logits = random_logits(60, 5000)  # more than one block of rows
+    assert len(list(row_blocks(logits))) > 1
     top = logits.amax(-1, keepdim=True)
-    sums, total = group_sums(weights(logits, top)), log_sum_exp(logits, top)
-    for start, size in ((0, 1), (3, 1), (5, 2), (9, 7), (15, 17)):
+    lo = top.squeeze(1) - 5
+    sums, total = kept_mass(logits, top, lo), log_sum_exp(logits, top)
+    for start, size in ((0, 1), (3, 1), (5, 2), (9, 7), (15, 45)):
         part = slice(start, start + size)
-        assert torch.equal(group_sums(weights(logits[part], top[part])), sums[part])
+        assert torch.equal(kept_mass(logits[part], top[part], lo[part]), sums[part])
         assert torch.equal(log_sum_exp(logits[part], top[part]), total[part])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,8 +14,9 @@ from torch.nn import functional
 from framework.batch import Field, NewRequest, Rows
 from framework.interfaces import Capabilities, StageContext, StageSpec
 from framework.request import SamplingParams
-from framework.sampling.groups import group_sums, largest, weights
-from framework.sampling.interval import inside
+from framework.sampling.groups import largest
+from framework.sampling.interval import at_most, drop_below
+from framework.sampling.mass import kept_mass
 from framework_samplers.extra_args import refuse_extra_args
 
 FIRST_CANDIDATES = (64, 1024)
@@ -67,28 +69,42 @@ class TopP:
         """Nothing changes with the tokens."""
 
     def _floor(self, logits: Tensor, req_idx: Tensor, lo: Tensor, hi: Tensor) -> Tensor:
-        """[n] the smallest kept logit of each row."""
-        kept = inside(logits, lo, hi)
-        top = kept.amax(-1, keepdim=True)
-        total = group_sums(weights(kept, top)).sum(-1, dtype=torch.float64)
-        target = self._top_p.dev[req_idx] * total
-        floor = torch.empty_like(lo)
-        left = np.arange(len(logits))
-        for count in (*(c for c in FIRST_CANDIDATES if c < logits.shape[1]), logits.shape[1]):
-            index = torch.from_numpy(left).to(logits.device)
-            found, settled = _nucleus(kept[index], top[index], target[index], count)
-            floor.index_copy_(0, index, found)
-            left = left[~settled.cpu().numpy()]
-            if count == logits.shape[1] or len(left) == 0:
+        """[n] the smallest logit of each row's nucleus; lo still stands above it where the nucleus is the interval."""
+        logits = at_most(logits, hi)
+        top = logits.amax(-1, keepdim=True)
+        total = kept_mass(logits, top, lo).sum(-1, dtype=torch.float64)
+        row = _Rows(logits, top, lo, self._top_p.dev[req_idx] * total)
+        first, *later = (*(c for c in FIRST_CANDIDATES if c < logits.shape[1]), logits.shape[1])
+        floor, settled = row.nucleus(first)
+        for count in later:
+            left = (~settled).nonzero().squeeze(1)
+            if len(left) == 0:
                 break
+            found, enough = row.take(left).nucleus(count)
+            floor.index_copy_(0, left, found)
+            settled.index_copy_(0, left, enough)
         return floor
 
 
-def _nucleus(kept: Tensor, top: Tensor, target: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(smallest kept logit [n], whether it was among the `count` best [n] bool)."""
-    values = largest(kept, count)
-    mass = (values - top).exp_().cumsum(-1, dtype=torch.float64)
-    larger = functional.pad(mass, (1, -1))  # mass before each token
-    last = ((larger < target.unsqueeze(1)).sum(-1, keepdim=True) - 1).clamp_(min=0)
-    # The last candidate's value may go on beyond the candidates, but those tokens equal it and share its bound.
-    return values.gather(1, last).squeeze(1), mass[:, -1] >= target
+@dataclass(frozen=True)
+class _Rows:
+    """Logits [n, V] with the best of each row [n, 1], its floor so far and the mass to reach, float64 [n]."""
+
+    logits: Tensor
+    top: Tensor
+    lo: Tensor
+    target: Tensor
+
+    def take(self, index: Tensor) -> _Rows:
+        return _Rows(*(t.index_select(0, index) for t in (self.logits, self.top, self.lo, self.target)))
+
+    def nucleus(self, count: int) -> tuple[Tensor, Tensor]:
+        """(smallest logit of the nucleus [n], whether it ends among the `count` best [n] bool).
+
+        The last value may go on beyond the candidates: those tokens equal it and share its bound.
+        """
+        values = largest(self.logits, count)
+        mass = drop_below((values - self.top).exp_(), values, self.lo).cumsum(-1, dtype=torch.float64)
+        larger = functional.pad(mass, (1, -1))  # mass before each token
+        last = ((larger < self.target.unsqueeze(1)).sum(-1, keepdim=True) - 1).clamp_(min=0)
+        return values.gather(1, last).squeeze(1), mass[:, -1] >= self.target
