@@ -48,8 +48,8 @@ def _read(location: Path, load_format: str, plugins: Registry) -> tuple[Checkpoi
         location, suffix = weights_of(location)
         name = plugins.provider("loader", suffix).name
     else:
-        name = plugins.spec("loader", load_format).name
-        location = _only_gguf(location) if ".gguf" in plugins.spec("loader", name).provides else location
+        spec = plugins.spec("loader", load_format)
+        name, location = spec.name, _as_asked(location, spec.provides)
     loader: Loader = plugins.load_target("loader", name)({}, None)
     return loader.checkpoint(location), loader
 
@@ -149,6 +149,19 @@ def weights_of(location: Path) -> tuple[Path, str]:
         f"{location}: no *.safetensors and no *.gguf in it (found: {', '.join(names[:8]) or 'nothing'}). Pickled "
         "weights are not read. Name another checkpoint, or use engine.load_format=dummy for random weights."
     )
+
+
+def _as_asked(location: Path, provides: tuple[str, ...]) -> Path:
+    """What a loader of these suffixes opens, when the config names the loader."""
+    if ".gguf" in provides:
+        return _only_gguf(location)
+    if ".safetensors" in provides:
+        folder = location if location.is_dir() else location.parent
+        names = sorted(path.name for path in folder.iterdir())
+        if not any(name.endswith(".safetensors") for name in names):
+            _refuse_pickled(folder, [name for name in names if name.endswith(PICKLED)])
+        return folder
+    return location
 
 
 def _only_gguf(location: Path) -> Path:

@@ -48,6 +48,8 @@ def test_a_folder_with_safetensors_is_read_by_the_safetensors_loader(folder, nam
 def test_a_safetensors_file_stands_for_its_folder(folder):
     (folder / "model.safetensors").touch()
     assert weights_of(folder / "model.safetensors") == (folder, ".safetensors")
+    for load_format in ("auto", "safetensors"):
+        assert opened(folder / "model.safetensors", load_format)[0].location == folder
 
 
 def test_a_folder_with_one_gguf_is_that_file_and_with_two_asks_which(tmp_path):
@@ -61,9 +63,9 @@ def test_a_folder_with_one_gguf_is_that_file_and_with_two_asks_which(tmp_path):
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
 def test_pickled_weights_are_refused_by_name(folder, name):
     (folder / name).touch()
-    for path in (folder, folder / name):
+    for path, load_format in ((folder, "auto"), (folder / name, "auto"), (folder, "safetensors")):
         with pytest.raises(CheckpointError, match=rf"weights are pickled \({name}\).*Convert them to safetensors"):
-            opened(path)
+            opened(path, load_format)
 
 
 def test_a_folder_without_weights_says_what_is_in_it(folder):

@@ -257,4 +257,11 @@ class GgufSource(ShapedSource):
 
 def _unpermute(rows: Tensor, heads: int) -> Tensor:
     """Rows of each head from (pair, half) order back to (half, pair): halves that a rotation pairs lie apart again."""
-    return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(rows.shape)
+    source = rows.unflatten(0, (heads, -1, 2))
+    out = torch.empty_like(rows)
+    target = out.unflatten(0, (heads, 2, -1))
+    # One copy a half: few enough values at a time that a small model's load wakes no threads (see gguf_blocks).
+    for head in range(heads):
+        for half in range(2):
+            target[head, half].copy_(source[head, :, half])
+    return out
