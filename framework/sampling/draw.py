@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from framework.rng import TARGET, gumbel, random_bits, row_keys
-from framework.sampling.groups import GROUP
+from framework.sampling.groups import GROUP, kept_mass
 from framework.sampling.interval import at_most, is_open
-from framework.sampling.mass import kept_mass
 
 
 def draw(logits: Tensor, seed: Tensor, position: Tensor, lo: Tensor, hi: Tensor, stream: int = TARGET) -> Tensor:

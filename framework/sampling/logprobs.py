@@ -12,8 +12,7 @@ import numpy as np
 
 from framework.batch import LogprobsColumns
 from framework.errors import ConfigError, NotBuiltError, did_you_mean
-from framework.sampling.groups import group_max, largest_ids
-from framework.sampling.mass import log_sum_exp, num_larger
+from framework.sampling.groups import group_max, largest_ids, log_sum_exp, num_larger
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,9 +7,8 @@ from scipy import stats
 
 from framework import rng
 from framework.sampling.draw import draw
-from framework.sampling.groups import GROUP
+from framework.sampling.groups import GROUP, kept_mass, log_sum_exp, row_blocks
 from framework.sampling.interval import open_interval
-from framework.sampling.mass import kept_mass, log_sum_exp, row_blocks
 
 CPU = torch.device("cpu")
 

@@ -5,8 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from framework.sampling.groups import best, largest, largest_ids
-from framework.sampling.mass import log_sum_exp
+from framework.sampling.groups import best, largest, largest_ids, log_sum_exp
 
 INF = float("inf")
 

@@ -14,9 +14,8 @@ from torch.nn import functional
 from framework.batch import Field, NewRequest, Rows
 from framework.interfaces import Capabilities, StageContext, StageSpec
 from framework.request import SamplingParams
-from framework.sampling.groups import largest
+from framework.sampling.groups import kept_mass, largest
 from framework.sampling.interval import at_most, drop_below
-from framework.sampling.mass import kept_mass
 from framework_samplers.extra_args import refuse_extra_args
 
 FIRST_CANDIDATES = (64, 1024)
