@@ -60,12 +60,11 @@ class Bench:
         return self.sample(logits, rows, **where).ids.tolist()
 
     def support(self, row: torch.Tensor, place: int, count: int = 400) -> set[int]:
-        """Ids that `count` draws at successive positions give in the row of request `place`, beside all others."""
-        seen = set()
-        for position in range(count):
-            logits = row.expand(len(self.rows), -1)
-            seen.add(self.ids(logits, positions=[position] * len(self.rows))[place])
-        return seen
+        """Ids that `count` draws at successive positions give in the row of request `place`, all others beside it."""
+        rows = self.rows * count
+        positions = [p for p in range(count) for _ in self.rows]
+        ids = self.ids(row.expand(len(rows), -1), rows, positions=positions)
+        return set(ids[place :: len(self.rows)])
 
 
 @pytest.fixture
