@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from framework.engine.admission import Admission, Limits
 from framework.engine.core import EngineCore
 from framework.engine.engine import Engine
-from framework.errors import CheckpointError, ConfigError, NotBuiltError
+from framework.errors import CheckpointError, ConfigError, NotBuiltError, RequestError
 from framework.interfaces import (
     AttentionContext,
     BackendContext,
@@ -222,6 +222,7 @@ def _assemble(parts: _Parts, model: Model, model_name: str, layers: list[LayerSp
     executor.start()
     limits = Limits(model.vocab_size, parts.max_model_len, frozenset(eos), config.policy.name, config.engine.seed)
     admission = Admission(limits, tokenizer, pipeline, default_params(parts.config, parts.checkpoint))
+    _check_defaults(admission, parts.config)
     facts = {
         "backend": backend.name,
         "attention": name,
@@ -260,7 +261,8 @@ def _build_pipeline(parts: _Parts, model: Model, table: Any, eos: tuple[int, ...
             column=lambda name: table.column(key, name),
         )
 
-    return build_pipeline(parts.config.sampler, parts.registry, context)
+    required = frozenset({"batch_invariant"} if parts.config.engine.batch_invariant else ())
+    return build_pipeline(parts.config.sampler, parts.registry, context, required=required)
 
 
 def _build_scheduler(parts: _Parts, groups: tuple[KVGroup, ...], num_blocks: int, max_in_flight: int) -> Any:
@@ -291,6 +293,27 @@ def eos_token_ids(checkpoint: Checkpoint, tokenizer: Any) -> tuple[int, ...]:
     if not found and tokenizer is not None and tokenizer.eos_token_id is not None:
         found = [tokenizer.eos_token_id]
     return tuple(dict.fromkeys(found))
+
+
+def _check_defaults(admission: Admission, config: Config) -> None:
+    """Refuses configured defaults that this engine cannot serve, as it would refuse a request that names them.
+
+    What only generation_config.json says refuses nothing; the log tells what of it has no effect here.
+    """
+    for name in _GENERATION_KEYS:
+        value = getattr(admission.defaults, name)
+        if name in config.sampler.params or value == SamplingParams.defaults()[name]:
+            continue
+        try:
+            admission.check(SamplingParams(**{name: value}))
+        except (NotBuiltError, RequestError) as e:
+            _log.warning("%s of generation_config.json has no effect: %s", name, e)
+    try:
+        admission.check(admission.defaults)
+    except NotBuiltError as e:
+        raise NotBuiltError(str(e).replace("SamplingParams.", "sampler.", 1)) from None
+    except RequestError as e:
+        raise ConfigError(f"defaults of sampler.<param>: {e}") from None
 
 
 def default_params(config: Config, checkpoint: Checkpoint) -> SamplingParams:
