@@ -1,0 +1,295 @@
+"""Requests and contexts of these tests, and the shadow runner: a machine that holds a value for every KV slot.
+
+The value of a token's slot depends on the whole prefix and on salt and adapter, as KV does. The shadow executes a step
+only when its result is asked for, so that everything in flight is really not there yet.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+from framework.batch import NULL_BLOCK, StepOutput
+from framework.interfaces import KVGroup, SchedulerContext
+from framework.nulls import NoConnector
+from framework.request import Request, RequestStatus, SamplingParams
+from framework.scheduler import BlockState, Scheduler
+from framework_schedulers.policies import Fcfs, Priority, Shortest
+
+VOCAB = 50
+POLICIES = {"fcfs": Fcfs, "priority": Priority, "shortest": Shortest}
+
+
+def make_request(name, prompt, max_tokens=4, *, arrival=0, params=None, **fields):
+    params = params or SamplingParams(max_tokens=max_tokens)
+    prompt = list(prompt)
+    return Request(
+        name, prompt, params, seed=0, max_total_tokens=len(prompt) + max_tokens, arrival_index=arrival, **fields
+    )
+
+
+def make_context(**changes):
+    block_size = changes.pop("block_size", 4)
+    policy = changes.pop("policy", "fcfs")
+    num_groups = changes.pop("num_groups", 1)
+    values = {
+        "groups": tuple(KVGroup(f"g{i}", block_size=block_size) for i in range(num_groups)),
+        "num_blocks": 33,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 256,
+        "chunked_prefill": True,
+        "prefix_caching": True,
+        "preemption": "recompute",
+        "policy": POLICIES[policy]({}, None) if isinstance(policy, str) else policy,
+        "connector": NoConnector(),
+    }
+    return SchedulerContext(**{**values, **changes})
+
+
+def value_after(value, token):
+    return hash((value, token))
+
+
+def root_value(request):
+    return crc32(repr((request.lora, request.cache_salt)).encode())
+
+
+def draw(value):
+    return value % VOCAB
+
+
+def expected_output(request):
+    """(tokens, finish reason) of a request that runs alone."""
+    value = root_value(request)
+    for token in request.prompt_token_ids:
+        value = value_after(value, token)
+    tokens = []
+    while True:
+        tokens.append(draw(value))
+        value = value_after(value, tokens[-1])
+        if tokens[-1] in request.eos_token_ids | request.stop_token_ids:
+            return tokens, "stop"
+        if request.num_prompt_tokens + len(tokens) == request.max_total_tokens:
+            return tokens, "length"
+
+
+@dataclass
+class Row:
+    """One row of the runner's request table; `tokens` grows when a step is executed."""
+
+    request: Request
+    tokens: list
+    tables: list
+    num_issued: int
+
+    def values(self, count):
+        value, out = root_value(self.request), []
+        for token in self.tokens[:count]:
+            value = value_after(value, token)
+            out.append(value)
+        return out
+
+
+@dataclass
+class Issued:
+    scheduled: object
+    spans: list  # (row number, row, tables as they are in this step, start, end, samples)
+    blocks: set = field(default_factory=set)
+
+
+class Shadow:
+    """A scheduler and a runner without a model; every rule is checked again after each call."""
+
+    def __init__(self, **changes):
+        self.ctx = make_context(**changes)
+        self.scheduler = Scheduler({}, self.ctx)
+        self.block_size = self.ctx.groups[0].block_size
+        self.rows, self.in_flight, self.requests, self.news, self.errors = {}, deque(), {}, [], {}
+        self.memory = {}  # (group, slot) -> value, only of steps that came back
+        self.value_of_key = {}
+
+    def add(self, request):
+        self.scheduler.add_request(request)
+        self.requests[request.request_id] = request
+
+    def abort(self, name):
+        request = self.scheduler.abort(name)
+        self.check()
+        return request
+
+    # ------------------------------------------------------------------------------------------- issuing
+
+    def issue(self):
+        scheduled = self.scheduler.schedule()
+        for number in scheduled.finished + scheduled.preempted + scheduled.aborted:
+            del self.rows[number]
+        self._arrive(scheduled)
+        self._append_blocks(scheduled)
+        self._check_limits(scheduled)
+        spans = [self._span(scheduled, i) for i in range(scheduled.num_rows)]
+        blocks = {block for _, _, tables, *_ in spans for table in tables for block in table}
+        self.in_flight.append(Issued(scheduled, spans, blocks))
+        self.check()
+        return scheduled
+
+    def _arrive(self, scheduled):
+        named = {number for issued in self.in_flight for number, *_ in issued.spans}
+        for new in scheduled.new:
+            assert 1 <= new.req_idx <= self.ctx.max_num_seqs and new.req_idx not in self.rows
+            assert new.req_idx not in named, "row reused while a step in flight names it"
+            request = self.requests[new.request_id]
+            assert new.token_ids.tolist() == request.token_ids and new.num_prompt_tokens == request.num_prompt_tokens
+            assert new.num_computed_tokens % self.block_size == 0 and new.num_computed_tokens < len(new.token_ids)
+            tables = [[] for _ in self.ctx.groups]
+            self.rows[new.req_idx] = Row(request, new.token_ids.tolist(), tables, new.num_computed_tokens)
+
+    def _append_blocks(self, scheduled):
+        busy = set().union(*(issued.blocks for issued in self.in_flight)) if self.in_flight else set()
+        cached = {new.req_idx: new.num_computed_tokens // self.block_size for new in scheduled.new}
+        assert len(scheduled.new_block_ids) == len(self.ctx.groups)
+        for group, delta in enumerate(scheduled.new_block_ids):
+            ids = delta.ids.tolist()
+            assert len(ids) == delta.counts.sum()
+            for number, start, count in zip(delta.rows, delta.starts, delta.counts, strict=True):
+                mine, ids = ids[:count], ids[count:]
+                row, hits = self.rows[number], cached.get(number, 0)
+                assert start == len(row.tables[group])
+                row.tables[group] += mine
+                values = row.values(hits * self.block_size)
+                got = [self.memory.get((group, slot)) for slot in self._slots(row.tables[group], 0, len(values))]
+                assert got == values, "hit on a block that is not computed, or not this prefix"
+                held = Counter(b for other in self.rows.values() for table in other.tables for b in table)
+                for block in mine[hits:] if start == 0 else mine:
+                    assert block != NULL_BLOCK and held[block] == 1, f"block {block} handed out twice"
+                    assert block not in busy, f"block {block} reused while a step in flight names it"
+
+    def _check_limits(self, scheduled):
+        assert scheduled.num_tokens <= self.ctx.max_num_batched_tokens
+        assert len(set(scheduled.rows.tolist())) == scheduled.num_rows <= self.ctx.max_num_seqs
+        assert (
+            scheduled.rows.dtype
+            == scheduled.num_scheduled_tokens.dtype
+            == scheduled.num_computed_tokens.dtype
+            == np.int32
+        )
+        assert scheduled.samples.dtype == np.bool_ and scheduled.num_drafts.tolist() == [0] * scheduled.num_rows
+        if not self.ctx.chunked_prefill:
+            for number, count, samples in zip(
+                scheduled.rows, scheduled.num_scheduled_tokens, scheduled.samples, strict=True
+            ):
+                resumed = self.rows[number].request.num_preemptions > 0
+                assert samples or resumed, f"prompt of row {number} cut to {count} tokens"
+
+    def _span(self, scheduled, i):
+        number, start = int(scheduled.rows[i]), int(scheduled.num_computed_tokens[i])
+        end, row = start + int(scheduled.num_scheduled_tokens[i]), self.rows[number]
+        assert start == row.num_issued and start < end < row.request.max_total_tokens
+        row.num_issued = end
+        assert all(len(table) * self.block_size >= end for table in row.tables)
+        return number, row, [list(table) for table in row.tables], start, end, bool(scheduled.samples[i])
+
+    # ------------------------------------------------------------------------------------------ executing
+
+    def commit(self):
+        issued = self.in_flight.popleft()
+        sampled = np.zeros((len(issued.spans), 1), np.int32)
+        num_valid = np.zeros(len(issued.spans), np.int32)
+        errors = {}
+        for i, (_, row, tables, start, end, samples) in enumerate(issued.spans):
+            self._execute(row, tables, start, end)
+            assert samples == (end == len(row.tokens))
+            if samples:
+                sampled[i], num_valid[i] = draw(row.values(end)[-1]), 1
+                row.tokens.append(int(sampled[i, 0]))
+            if row.request.request_id in self.errors:
+                errors[i], num_valid[i] = self.errors[row.request.request_id], 0
+        news = self.scheduler.update(issued.scheduled, StepOutput(sampled, num_valid, errors=errors))
+        self.news += news
+        self.check()
+        return news
+
+    def _execute(self, row, tables, start, end):
+        values = row.values(end)
+        assert len(values) == end, "a token is computed before it is known"
+        for group, table in enumerate(tables):
+            for position in range(start, end):
+                self.memory[group, self._slots(table, position, position + 1)[0]] = values[position]
+            assert [self.memory.get((group, slot)) for slot in self._slots(table, 0, end)] == values
+
+    def _slots(self, table, start, end):
+        return [table[p // self.block_size] * self.block_size + p % self.block_size for p in range(start, end)]
+
+    # ------------------------------------------------------------------------------------------- checking
+
+    def check(self):
+        """Derives reference counts, free blocks, rows and published content anew."""
+        scheduler, pool = self.scheduler, self.scheduler.pool
+        kept = scheduler._ledger._kept
+        holders = Counter(b for r in scheduler._running for blocks in r.block_ids for b in blocks)
+        holders.update(b for k in kept for b in k.blocks)
+        holders.update(b for blocks in scheduler._held.values() for b in blocks)
+        assert [pool.ref_count(b) for b in range(pool.num_blocks)] == [holders[b] for b in range(pool.num_blocks)]
+        assert pool.num_free == sum(not holders[b] for b in range(1, pool.num_blocks)), "a block leaked"
+        rows = [r.req_idx for r in scheduler._running] + [k.row for k in kept] + scheduler._free_rows
+        assert sorted(rows) == list(range(1, self.ctx.max_num_seqs + 1)), "a row leaked"
+        arrivals = [r.arrival_index for r in scheduler._waiting]
+        assert arrivals == sorted(arrivals)
+        assert all(
+            r.status is RequestStatus.RUNNING and r.num_in_flight <= self.ctx.max_in_flight for r in scheduler._running
+        )
+        self._check_published()
+
+    def _check_published(self):
+        pool = self.scheduler.pool
+        found = pool.published()
+        assert len(set(found.values())) == len(found)
+        for key, block in found.items():
+            assert pool.state(block) is BlockState.PUBLISHED
+            slots = range(block * self.block_size, (block + 1) * self.block_size)
+            values = tuple(self.memory.get((key[1], slot)) for slot in slots)
+            assert None not in values, "published before it was computed"
+            assert self.value_of_key.setdefault(key, values) == values
+
+    # -------------------------------------------------------------------------------------------- running
+
+    def step(self):
+        """One step with as many in flight as the context allows."""
+        while len(self.in_flight) >= self.ctx.max_in_flight:
+            self.commit()
+        scheduled = self.issue()
+        if len(self.in_flight) == self.ctx.max_in_flight:
+            self.commit()
+        return scheduled
+
+    def drain(self, max_steps=3000):
+        """Runs until nothing is left; every request must have ended as it does alone."""
+        while self.scheduler.has_work():
+            max_steps -= 1
+            assert max_steps, "requests do not finish"
+            self.step()
+        while self.in_flight:
+            self.commit()
+        assert self.scheduler.pool.num_free == self.ctx.num_blocks - 1
+        assert len(self.scheduler._free_rows) == self.ctx.max_num_seqs
+        for request in self.requests.values():
+            assert request.status is RequestStatus.FINISHED
+            if request.finish_reason in ("stop", "length"):
+                assert (request.output_token_ids, request.finish_reason) == expected_output(request)
+                assert self.tokens_of(request.request_id) == request.output_token_ids
+
+    def tokens_of(self, name):
+        return [t for new in self.news if new.request.request_id == name for t in new.token_ids]
+
+
+@pytest.fixture(scope="session")
+def sim():
+    """What the tests of this folder share."""
+    return SimpleNamespace(
+        Shadow=Shadow, request=make_request, context=make_context, expected_output=expected_output, vocab=VOCAB
+    )

@@ -1,0 +1,176 @@
+"""Random histories of the scheduler and of the block pool; the shadow runner holds the rules."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from framework.scheduler import BlockPool, BlockState
+
+BUDGETS = [pytest.param(60, id="quick"), pytest.param(600, id="full", marks=pytest.mark.full)]
+
+
+def bounded(max_examples, steps):
+    return settings(
+        max_examples=max_examples,
+        stateful_step_count=steps,
+        deadline=None,
+        derandomize=max_examples <= 60,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    def __init__(self, sim):
+        super().__init__()
+        self.sim = sim
+        self.count = 0
+
+    @initialize(
+        block_size=st.integers(1, 4),
+        num_blocks=st.integers(8, 24),
+        max_num_seqs=st.integers(1, 5),
+        max_num_batched_tokens=st.sampled_from([1, 2, 3, 7, 16, 40]),
+        chunked_prefill=st.booleans(),
+        prefix_caching=st.sampled_from([True, True, False]),
+        policy=st.sampled_from(["fcfs", "priority", "shortest"]),
+        max_in_flight=st.integers(1, 3),
+        num_groups=st.sampled_from([1, 1, 2]),
+    )
+    def build(self, **limits):
+        self.shadow = self.sim.Shadow(**limits)
+
+    @rule(
+        shared=st.integers(0, 12),
+        own=st.lists(st.integers(0, 3), min_size=1, max_size=6),
+        max_tokens=st.integers(1, 9),
+        priority=st.integers(-1, 1),
+        salt=st.sampled_from([None, None, "a"]),
+        eos=st.sampled_from([frozenset(), frozenset(range(0, 50, 7))]),
+    )
+    def add(self, shared, own, max_tokens, priority, salt, eos):
+        prompt = [*range(shared), *own]
+        self.count += 1
+        request = self.sim.request(
+            f"r{self.count}",
+            prompt,
+            max_tokens,
+            arrival=self.count,
+            priority=priority,
+            cache_salt=salt,
+            eos_token_ids=eos,
+        )
+        ctx = self.shadow.ctx
+        blocks = -(-request.max_total_tokens // self.shadow.block_size) * len(ctx.groups)
+        if blocks > ctx.num_blocks - 1 or (not ctx.chunked_prefill and len(prompt) > ctx.max_num_batched_tokens):
+            with pytest.raises(ValueError, match="Raise"):
+                self.shadow.add(request)
+        else:
+            self.shadow.add(request)
+
+    @precondition(lambda self: len(self.shadow.in_flight) < self.shadow.ctx.max_in_flight)
+    @rule()
+    def issue(self):
+        self.shadow.issue()
+
+    @precondition(lambda self: self.shadow.in_flight)
+    @rule()
+    def commit(self):
+        self.shadow.commit()
+
+    @precondition(lambda self: self.shadow.scheduler.has_work())
+    @rule(which=st.integers(0, 20), is_error=st.booleans())
+    def end_early(self, which, is_error):
+        alive = list(self.shadow.scheduler._requests)
+        name = alive[which % len(alive)]
+        if is_error:
+            self.shadow.errors[name] = "empty distribution"
+        else:
+            assert self.shadow.abort(name).finish_reason == "abort"
+
+    def teardown(self):
+        if hasattr(self, "shadow"):
+            self.shadow.drain()
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Against a model that holds every block's holders and key."""
+
+    NUM_BLOCKS = 9
+
+    def __init__(self):
+        super().__init__()
+        self.pool = BlockPool(self.NUM_BLOCKS)
+        self.owners = []  # block lists in token order
+        self.keys = {}  # key -> block, as published
+
+    @precondition(lambda self: self.pool.num_free)
+    @rule(count=st.integers(1, 4))
+    def allocate(self, count):
+        count = min(count, self.pool.num_free)
+        blocks = self.pool.allocate(count)
+        assert blocks == sorted(set(blocks)) and len(blocks) == count and 0 not in blocks
+        assert not any(block in owner for owner in self.owners for block in blocks)
+        self.keys = {key: block for key, block in self.keys.items() if block not in blocks}
+        self.owners.append(blocks)
+
+    @precondition(lambda self: self.owners)
+    @rule(which=st.integers(0, 9))
+    def free(self, which):
+        self.pool.free(self.owners.pop(which % len(self.owners)))
+
+    @precondition(lambda self: self.owners)
+    @rule(which=st.integers(0, 9), key=st.integers(0, 5))
+    def advance(self, which, key):
+        """Moves a block of an owner one state on."""
+        for block in self.owners[which % len(self.owners)]:
+            state = self.pool.state(block)
+            if state is BlockState.ALLOCATED:
+                self.pool.write([block])
+            elif state is BlockState.IN_FLIGHT:
+                self.pool.commit(block)
+            elif state is BlockState.COMMITTED:
+                assert self.pool.publish(block, key) == (key not in self.keys)
+                self.keys.setdefault(key, block)
+            else:
+                continue
+            return
+
+    @rule(key=st.integers(0, 5))
+    def share(self, key):
+        block = self.pool.find(key)
+        assert block == self.keys.get(key)
+        if block is not None:
+            self.pool.acquire([block])
+            self.owners.append([block])
+
+    @invariant()
+    def balanced(self):
+        counts = [sum(owner.count(block) for owner in self.owners) for block in range(self.NUM_BLOCKS)]
+        assert [self.pool.ref_count(block) for block in range(self.NUM_BLOCKS)] == counts
+        assert self.pool.num_free == counts[1:].count(0)
+        assert self.pool.published() == self.keys
+        for block in range(1, self.NUM_BLOCKS):
+            assert (self.pool.state(block) is BlockState.PUBLISHED) == (block in self.keys.values())
+            assert counts[block] or self.pool.state(block) in (BlockState.FREE, BlockState.PUBLISHED)
+
+
+@pytest.mark.parametrize("max_examples", BUDGETS)
+def test_random_histories_of_the_scheduler_keep_every_rule(sim, max_examples):
+    run_state_machine_as_test(partial(SchedulerMachine, sim), settings=bounded(max_examples, 40))
+
+
+@pytest.mark.parametrize("max_examples", BUDGETS)
+def test_random_operations_keep_the_block_pool_in_balance(max_examples):
+    run_state_machine_as_test(PoolMachine, settings=bounded(max_examples, 40))
