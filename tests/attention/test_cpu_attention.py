@@ -102,7 +102,7 @@ def test_long_chunk_is_cut_into_products_of_bounded_scores(monkeypatch: pytest.M
     monkeypatch.setattr("framework_attention.spans._MAX_SCORES", 6 * 64 * 7)
     attention, _ = make_attention(built.case, 16, torch.float32, built.num_blocks)
     plan = attention.plan(built.batch, 0)
-    assert [piece.num_queries for piece in plan._spans[0].pieces] == [7, 7, 7, 7, 2]  # type: ignore[attr-defined]
+    assert [span.num_queries for span in plan._spans] == [7, 7, 7, 7, 2]  # type: ignore[attr-defined]
     torch.testing.assert_close(run(built, 16), whole, atol=1e-6, rtol=1e-6)
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from framework.batch import InputBatch
 from framework.errors import ConfigError
 from framework.interfaces import AttentionCaps, AttentionContext, AttentionPlan, KVSpec, LayerSpec
-from framework_attention.products import TILE, attend, attend_tiled, row_padding
-from framework_attention.spans import Limits, Span, plan_spans
+from framework_attention.products import TILE, Scratch, attend, attend_tiled, row_padding
+from framework_attention.spans import Limits, plan_spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +43,6 @@ class BoundLayer:
         return cls(spec, kv, blocks, kv.view(two, heads, num_blocks * block_size, dim))
 
 
-class Scratch:
-    """Memory for gathered keys, kept over layers and steps: fresh megabytes would cost a page fault for every page."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._memory = torch.empty(0, dtype=dtype)
-
-    def take(self, rows: int, width: int) -> Tensor:
-        """[rows, width], contents undefined; valid until the next call."""
-        if self._memory.numel() < rows * width:
-            self._memory = torch.empty(rows * width + rows * width // 4, dtype=self._memory.dtype)
-        return self._memory[: rows * width].view(rows, width)
-
-
 class CpuAttention:
     """Paged attention over one KV group on the CPU. Takes no options. Source: PagedAttention (SOSP'23), section 4.1."""
 
@@ -65,7 +52,7 @@ class CpuAttention:
 
     def __init__(self, options: Mapping[str, Any], ctx: AttentionContext) -> None:
         self._ctx = ctx
-        self._scratch = Scratch(ctx.dtype)
+        self._scratch = Scratch()
         self._layers: dict[int, BoundLayer] = {}
         # The tile is a multiple of 64 keys for the usual block sizes, so that those give equal bits.
         self._granule = -(-TILE // ctx.block_size) * ctx.block_size if ctx.batch_invariant else ctx.block_size
@@ -119,22 +106,22 @@ class CpuPlan:
         self._rows: dict[tuple[int, int], Tensor] = {}
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        bound, heads = self._layers[layer], k.shape[1]
+        bound = self._layers[layer]
         self._write(bound, k, v)
+        if self._covered and len(self._spans) == 1:
+            return self._attend_span(bound, 0, q)
         out = (torch.empty if self._covered else torch.zeros)(q.shape, dtype=q.dtype)
         for i, span in enumerate(self._spans):
-            keys, values = self._gather(bound, span, i)
-            for piece in span.pieces:
-                queries = q[piece.tokens].unflatten(1, (heads, -1)).unflatten(0, (-1, piece.num_queries))
-                attended = self._attend(
-                    queries.permute(2, 0, 1, 3, 4),
-                    keys[:, : piece.length],
-                    values[:, : piece.length],
-                    piece.mask,
-                    bound.spec.scale,
-                )
-                out[piece.tokens] = attended.permute(1, 2, 0, 3, 4).reshape(-1, *q.shape[1:])
+            out[span.tokens] = self._attend_span(bound, i, q[span.tokens])
         return out
+
+    def _attend_span(self, bound: BoundLayer, index: int, q: Tensor) -> Tensor:
+        """[n * t, Hq, D] -> the same shape, for the query tokens of span `index`."""
+        span, spec = self._spans[index], bound.spec
+        keys, values = self._gather(bound, index)
+        queries = q.view(-1, span.num_queries, spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim)
+        attended = self._attend(queries.permute(2, 0, 1, 3, 4), keys, values, span.mask, spec.scale, self._scratch)
+        return attended.permute(1, 2, 0, 3, 4).reshape(q.shape)
 
     def _write(self, bound: BoundLayer, k: Tensor, v: Tensor) -> None:
         if self._fresh is not None:
@@ -142,21 +129,20 @@ class CpuPlan:
         bound.slots[0].index_copy_(1, self._slots, k.transpose(0, 1))
         bound.slots[1].index_copy_(1, self._slots, v.transpose(0, 1))
 
-    def _gather(self, bound: BoundLayer, span: Span, index: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a span, each [Hk * n, length, D] in scratch memory, valid until the next span's.
+    def _gather(self, bound: BoundLayer, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of span `index`, each [Hk * n, length, D] in scratch memory, valid until the next span's.
 
         Consecutive blocks are copied like any others: a batched product copies a view that is strided over the heads,
         and does so more slowly.
         """
         _, heads, num_blocks, block_size, dim = bound.kv.shape
-        n, columns = span.blocks.shape
-        key = (index, heads)
+        blocks, key = self._spans[index].blocks, (index, heads)
         if key not in self._rows:
             offsets = torch.arange(2 * heads).unsqueeze(1) * num_blocks
-            self._rows[key] = (offsets + span.blocks.view(1, -1)).view(-1)
-        gathered = self._scratch.take(2 * heads * n * columns, block_size * dim)
+            self._rows[key] = (offsets + blocks.view(1, -1)).view(-1)
+        gathered = self._scratch.take("keys", bound.kv.dtype, 2 * heads * blocks.numel(), block_size * dim)
         torch.index_select(bound.blocks, 0, self._rows[key], out=gathered)
-        both = gathered.view(2, heads * n, columns * block_size, dim)
+        both = gathered.view(2, heads * blocks.shape[0], -1, dim)
         return both[0], both[1]
 
 

@@ -11,6 +11,8 @@ and return [Hk, n, t, G, D] in q's dtype. Softmax counts in float32.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -22,16 +24,37 @@ TILE = 64
 _PADS = (1, 4, 8, 16)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+class Scratch:
+    """Memory kept over layers and steps: fresh megabytes would cost a page fault for every page, each time."""
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def take(self, use: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        """A contiguous tensor with undefined contents, valid until the next call for the same use and dtype."""
+        size = math.prod(shape)
+        memory = self._memory.get((use, dtype))
+        if memory is None or memory.numel() < size:
+            memory = self._memory[use, dtype] = torch.empty(size + size // 4, dtype=dtype)
+        return memory[:size].view(shape)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, scratch: Scratch) -> Tensor:
     """The fast form: two products over the whole context. Rounding depends on shapes, hence on the neighbours."""
     heads, n, t, group, dim = q.shape
-    scores = torch.bmm(q.reshape(heads * n, t * group, dim), k.transpose(1, 2))
-    scores = torch.add(mask, scores.view(heads, n, t, group, -1), alpha=scale)
-    weights = torch.softmax(scores, dim=-1).to(q.dtype)
-    return torch.bmm(weights.view(heads * n, t * group, -1), v).view(q.shape)
+    shape = (heads * n, t * group, k.shape[1])
+    scores = scratch.take("scores", q.dtype, *shape)
+    torch.bmm(q.reshape(heads * n, t * group, dim), k.transpose(1, 2), out=scores)
+    weights = scratch.take("scores", torch.float32, *shape)  # the same memory when q is float32
+    wide = weights.view(heads, n, t, group, -1)
+    torch.add(mask, scores.view(wide.shape), alpha=scale, out=wide)
+    torch.softmax(weights, dim=-1, out=weights)
+    return torch.bmm(weights if weights.dtype == q.dtype else scores.copy_(weights), v).view(q.shape)
 
 
-def attend_tiled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, *, tile: int, pad: int) -> Tensor:
+def attend_tiled(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, scratch: Scratch, *, tile: int, pad: int
+) -> Tensor:
     """The fixed form: a query row's bits depend on its own query, keys and values only.
 
     tile  keys a product; divides L

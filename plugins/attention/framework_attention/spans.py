@@ -1,7 +1,7 @@
 """How one step's queries are cut into batched products over blocks: host arithmetic, once a step, no KV touched.
 
-A `Span` is a set of requests whose keys are gathered together: many decodes of about one length, or one chunk. Its
-`pieces` are the products over what was gathered. Made by `plan_spans`, which `cpu.CpuAttention.plan` calls.
+A `Span` is one product: many decodes of about one length, or some queries of one chunk, with the keys they read. Made
+by `plan_spans`, which `cpu.CpuAttention.plan` calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 _SPLIT_COST_KEYS = 700
 # Bounds of the gathered keys and of the scores of one product, so that a large step does not need large scratch memory.
 _MAX_KEYS = 16384
-_MAX_SCORES = 1 << 20
+_MAX_SCORES = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +36,18 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """One attention product: `num_queries` query tokens of each request of the span against the first `length` keys.
+class Span:
+    """One attention product: `num_queries` query tokens of each of n requests against their first keys.
 
     tokens  the query tokens in the batch, request by request: a slice or int64 indices
-    mask    [n, num_queries, 1, length] float32, 0 or -inf
+    blocks  [n, num_blocks] int64 physical blocks in the order of positions, padded with the null block
+    mask    [n, num_queries, 1, num_blocks * block_size] float32, 0 or -inf
     """
 
     tokens: slice | Tensor
     num_queries: int
-    length: int
-    mask: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Requests whose keys are gathered together.
-
-    blocks  [n, num_blocks] int64 physical blocks in the order of positions, padded with the null block
-    """
-
     blocks: Tensor
-    pieces: tuple[Piece, ...]
+    mask: Tensor
 
 
 def plan_spans(starts: Ints, query_lens: Ints, seq_lens: Ints, tables: Ints, limits: Limits) -> list[Span]:
@@ -71,9 +61,8 @@ def plan_spans(starts: Ints, query_lens: Ints, seq_lens: Ints, tables: Ints, lim
     decodes = np.flatnonzero((query_lens == 1) & (seq_lens > 0))
     chunks = np.flatnonzero((query_lens > 1) & (seq_lens > 0))
     spans = [_decode_span(starts[rows], seq_lens[rows], tables[rows], limits) for rows in _by_length(decodes, seq_lens)]
-    spans += [
-        _chunk_span(int(starts[row]), int(query_lens[row]), int(seq_lens[row]), tables[row], limits) for row in chunks
-    ]
+    for row in chunks:
+        spans += _chunk_spans(int(starts[row]), int(query_lens[row]), int(seq_lens[row]), tables[row], limits)
     return spans
 
 
@@ -94,31 +83,27 @@ def _by_length(rows: Ints, seq_lens: Ints) -> Iterator[Ints]:
 def _decode_span(tokens: Ints, seq_lens: Ints, tables: Ints, limits: Limits) -> Span:
     length = _round_up(int(seq_lens.max()), limits.granule)
     mask = _mask(seq_lens[:, None] - 1, length, limits.window)
-    piece = Piece(_token_index(tokens), 1, length, mask)
-    return _span(tables, seq_lens, length, (piece,), limits)
+    return Span(_token_index(tokens), 1, _blocks(tables, seq_lens, length, limits), mask)
 
 
-def _chunk_span(start: int, num_queries: int, seq_len: int, table: Ints, limits: Limits) -> Span:
-    length = _round_up(seq_len, limits.granule)
-    step = max(1, _MAX_SCORES // (length * limits.num_heads))
-    first_position = seq_len - num_queries
-    pieces = []
+def _chunk_spans(start: int, num_queries: int, seq_len: int, table: Ints, limits: Limits) -> Iterator[Span]:
+    """Cuts a chunk by queries. Each span has keys up to its last query only: those behind it are read by none."""
+    step = max(1, _MAX_SCORES // (_round_up(seq_len, limits.granule) * limits.num_heads))
     for begin in range(0, num_queries, step):
         end = min(begin + step, num_queries)
-        # Keys behind the last query of the piece are read by none of its queries.
-        keys = _round_up(first_position + end, limits.granule)
-        mask = _mask(np.arange(first_position + begin, first_position + end)[None], keys, limits.window)
-        pieces.append(Piece(slice(start + begin, start + end), end - begin, keys, mask))
-    return _span(table[None], np.array([seq_len]), length, tuple(pieces), limits)
+        positions = np.arange(begin, end)[None] + (seq_len - num_queries)
+        known = positions[:, -1] + 1
+        length = _round_up(int(known[0]), limits.granule)
+        mask = _mask(positions, length, limits.window)
+        blocks = _blocks(table[None], known, length, limits)
+        yield Span(slice(start + begin, start + end), end - begin, blocks, mask)
 
 
-def _span(tables: Ints, seq_lens: Ints, length: int, pieces: tuple[Piece, ...], limits: Limits) -> Span:
-    num_blocks = length // limits.block_size
-    columns = np.arange(num_blocks)
+def _blocks(tables: Ints, seq_lens: Ints, length: int, limits: Limits) -> Tensor:
+    """[n, length / block_size]; a column behind a request's last block may name a block that is somebody else's now."""
+    columns = np.arange(length // limits.block_size)
     used = columns < -(-seq_lens[:, None] // limits.block_size)
-    # A table column behind the request's last block may name a block that is somebody else's by now.
-    blocks = np.where(used, tables[:, np.minimum(columns, tables.shape[1] - 1)], NULL_BLOCK)
-    return Span(torch.from_numpy(blocks), pieces)
+    return torch.from_numpy(np.where(used, tables[:, np.minimum(columns, tables.shape[1] - 1)], NULL_BLOCK))
 
 
 def _mask(positions: Ints, length: int, window: int | None) -> Tensor:
