@@ -67,7 +67,7 @@ class PageRun:
                 self._write(block.path, block.text)
                 printed = None
             elif block.language == "python":
-                printed, agree = self._python(block.text, where), equal
+                printed, agree = self._python(block), equal
             elif block.language == "sh":
                 printed, agree = self._commands(block.text, where), matches
             elif block.language == "text" and printed is not None:
@@ -82,9 +82,9 @@ class PageRun:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
 
-    def _python(self, source: str, where: str) -> str:
+    def _python(self, block: Block) -> str:
         out = io.StringIO()
-        code = compile("\n" * (int(where.rpartition(":")[2]) - 1) + source, where, "exec")
+        code = compile("\n" * (block.line - 1) + block.text, self.name, "exec")  # a trace names the page's line
         with contextlib.redirect_stdout(out):
             exec(code, self.namespace)
         return out.getvalue()
