@@ -6,7 +6,7 @@ come out contiguous a head. `spans` cuts the step, `products` computes; this mod
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -18,8 +18,8 @@ from torch import Tensor
 from framework.batch import InputBatch
 from framework.errors import ConfigError
 from framework.interfaces import AttentionCaps, AttentionContext, AttentionPlan, KVSpec, LayerSpec
-from framework_attention.products import TILE, Scratch, attend, attend_tiled, row_padding
-from framework_attention.spans import Limits, plan_spans
+from framework_attention.products import TILE, Dense, Scratch, Shape, Tiled, row_padding
+from framework_attention.spans import Limits, Span, plan_spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class CpuAttention:
         self._layers: dict[int, BoundLayer] = {}
         # The tile is a multiple of 64 keys for the usual block sizes, so that those give equal bits.
         self._granule = -(-TILE // ctx.block_size) * ctx.block_size if ctx.batch_invariant else ctx.block_size
-        self._attend = attend
+        self._form: Callable[..., Dense | Tiled] = Dense
 
     def kv_spec(self, layer: LayerSpec) -> KVSpec:
         values = 2 * layer.num_kv_heads * self._ctx.block_size * layer.head_dim
@@ -76,7 +76,7 @@ class CpuAttention:
         if self._ctx.batch_invariant:
             dims = {layer.head_dim for layer in layers}
             pad = max(row_padding(self._ctx.dtype, dim, self._granule) for dim in dims)
-            self._attend = partial(attend_tiled, tile=self._granule, pad=pad)
+            self._form = partial(Tiled, tile=self._granule, pad=pad)
 
     def add_request(self, req_idx: int) -> None:
         """Nothing is kept a request."""
@@ -89,6 +89,29 @@ class CpuAttention:
         return CpuPlan(self, batch, group)
 
 
+class SpanProduct:
+    """One span's gather and product, in scratch memory: built once a step, called once a layer of one shape.
+
+    Consecutive blocks are copied like any others: a batched product copies a view that is strided over the heads, and
+    does so more slowly.
+    """
+
+    def __init__(self, bound: BoundLayer, span: Span, form: Callable[..., Dense | Tiled], scratch: Scratch) -> None:
+        _, heads, num_blocks, block_size, dim = bound.kv.shape
+        requests, columns = span.blocks.shape
+        offsets = torch.arange(2 * heads).unsqueeze(1) * num_blocks
+        self._rows = (offsets + span.blocks.view(1, -1)).view(-1)
+        self._gathered = scratch.take("keys", bound.kv.dtype, len(self._rows), block_size * dim)
+        keys, values = self._gathered.view(2, heads * requests, columns * block_size, dim)
+        shape = Shape(heads, requests, span.num_queries, bound.spec.num_heads // heads, dim)
+        self._attend = form(shape, keys, values, span.mask, scratch)
+
+    def __call__(self, bound: BoundLayer, q: Tensor) -> Tensor:
+        """[n * t, Hq, D] -> the same shape, for the span's query tokens."""
+        torch.index_select(bound.blocks, 0, self._rows, out=self._gathered)
+        return self._attend(q, bound.spec.scale)
+
+
 class CpuPlan:
     """One step's attention over one KV group."""
 
@@ -98,30 +121,35 @@ class CpuPlan:
         seq_lens = batch.seq_lens.numpy()[: len(rows)].astype(np.int64)
         starts = batch.query_start_loc.numpy()[: len(rows)].astype(np.int64)
         tables = batch.block_table[group].numpy()[rows].astype(np.int64)
-        self._layers, self._scratch, self._attend = owner._layers, owner._scratch, owner._attend
+        self._layers, self._scratch, self._form = owner._layers, owner._scratch, owner._form
         self._slots = batch.slot_mapping[group]
         self._spans = plan_spans(starts, query_lens, seq_lens, tables, owner._limits)
         self._fresh = _fresh_blocks(query_lens, seq_lens, tables, owner._ctx.block_size)
-        self._covered = int(query_lens[seq_lens > 0].sum()) == len(self._slots)
-        self._rows: dict[tuple[int, int], Tensor] = {}
+        self._order, self._inverse = _token_order(self._spans, len(self._slots))
+        self._products: dict[tuple[int, int, int, int], SpanProduct] = {}
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         bound = self._layers[layer]
         self._write(bound, k, v)
-        if self._covered and len(self._spans) == 1:
-            return self._attend_span(bound, 0, q)
-        out = (torch.empty if self._covered else torch.zeros)(q.shape, dtype=q.dtype)
+        if self._order is not None:
+            q = q.index_select(0, self._order)
+        outs, begin = [], 0
         for i, span in enumerate(self._spans):
-            out[span.tokens] = self._attend_span(bound, i, q[span.tokens])
-        return out
+            end = begin + len(span.tokens)
+            outs.append(self._attend_span(bound, i, q[begin:end]))
+            begin = end
+        if begin < len(q):
+            outs.append(torch.zeros_like(q[begin:]))
+        out = outs[0] if len(outs) == 1 else torch.cat(outs)
+        return out if self._inverse is None else out.index_select(0, self._inverse)
 
     def _attend_span(self, bound: BoundLayer, index: int, q: Tensor) -> Tensor:
-        """[n * t, Hq, D] -> the same shape, for the query tokens of span `index`."""
-        span, spec = self._spans[index], bound.spec
-        keys, values = self._gather(bound, index)
-        queries = q.view(-1, span.num_queries, spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim)
-        attended = self._attend(queries.permute(2, 0, 1, 3, 4), keys, values, span.mask, spec.scale, self._scratch)
-        return attended.permute(1, 2, 0, 3, 4).reshape(q.shape)
+        spec = bound.spec
+        key = (index, spec.num_kv_heads, spec.num_heads, spec.head_dim)
+        product = self._products.get(key)
+        if product is None:
+            product = self._products[key] = SpanProduct(bound, self._spans[index], self._form, self._scratch)
+        return product(bound, q)
 
     def _write(self, bound: BoundLayer, k: Tensor, v: Tensor) -> None:
         if self._fresh is not None:
@@ -129,21 +157,15 @@ class CpuPlan:
         bound.slots[0].index_copy_(1, self._slots, k.transpose(0, 1))
         bound.slots[1].index_copy_(1, self._slots, v.transpose(0, 1))
 
-    def _gather(self, bound: BoundLayer, index: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of span `index`, each [Hk * n, length, D] in scratch memory, valid until the next span's.
 
-        Consecutive blocks are copied like any others: a batched product copies a view that is strided over the heads,
-        and does so more slowly.
-        """
-        _, heads, num_blocks, block_size, dim = bound.kv.shape
-        blocks, key = self._spans[index].blocks, (index, heads)
-        if key not in self._rows:
-            offsets = torch.arange(2 * heads).unsqueeze(1) * num_blocks
-            self._rows[key] = (offsets + blocks.view(1, -1)).view(-1)
-        gathered = self._scratch.take("keys", bound.kv.dtype, 2 * heads * blocks.numel(), block_size * dim)
-        torch.index_select(bound.blocks, 0, self._rows[key], out=gathered)
-        both = gathered.view(2, heads * blocks.shape[0], -1, dim)
-        return both[0], both[1]
+def _token_order(spans: Sequence[Span], num_tokens: int) -> tuple[Tensor | None, Tensor | None]:
+    """The order in which spans name the tokens, padding last, and its inverse; None for both when it is the batch's."""
+    order = np.concatenate([span.tokens for span in spans] or [np.empty(0, np.int64)])
+    if len(order) < num_tokens:
+        order = np.concatenate((order, np.setdiff1d(np.arange(num_tokens), order)))
+    if (order == np.arange(num_tokens)).all():
+        return None, None
+    return torch.from_numpy(order), torch.from_numpy(np.argsort(order))
 
 
 def _fresh_blocks(query_lens: Any, seq_lens: Any, tables: Any, block_size: int) -> Tensor | None:

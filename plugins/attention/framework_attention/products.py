@@ -1,17 +1,14 @@
-"""Softmax attention over contiguous keys and values as batched products: a fast form, and one of fixed reduction order.
+"""Softmax attention over gathered keys and values as batched products: a fast form, and one of fixed reduction order.
 
-Nothing here knows blocks, requests or plans; `cpu` gathers the keys and calls one of the two forms. Both take
-
-    q     [Hk, n, t, G, D]  t query tokens of n requests, the G query heads that share a KV head side by side
-    k, v  [Hk * n, L, D]    in q's dtype; positions without a key must hold finite values
-    mask  [n, t, 1, L]      float32, 0 where a query may read a key and -inf elsewhere; no row is -inf throughout
-
-and return [Hk, n, t, G, D] in q's dtype. Softmax counts in float32.
+Nothing here knows blocks: `cpu` gathers keys and values into the memory that a form was built on, then calls it once a
+layer. Views of scratch memory are made once a step, since at one row a view costs as much as arithmetic.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -39,43 +36,89 @@ class Scratch:
         return memory[:size].view(shape)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, scratch: Scratch) -> Tensor:
-    """The fast form: two products over the whole context. Rounding depends on shapes, hence on the neighbours."""
-    heads, n, t, group, dim = q.shape
-    shape = (heads * n, t * group, k.shape[1])
-    scores = scratch.take("scores", q.dtype, *shape)
-    torch.bmm(q.reshape(heads * n, t * group, dim), k.transpose(1, 2), out=scores)
-    weights = scratch.take("scores", torch.float32, *shape)  # the same memory when q is float32
-    wide = weights.view(heads, n, t, group, -1)
-    torch.add(mask, scores.view(wide.shape), alpha=scale, out=wide)
-    torch.softmax(weights, dim=-1, out=weights)
-    return torch.bmm(weights if weights.dtype == q.dtype else scores.copy_(weights), v).view(q.shape)
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of one product: `queries` tokens of each of `requests`, `heads` KV heads with `group` query heads each."""
+
+    heads: int
+    requests: int
+    queries: int
+    group: int
+    dim: int
+
+    def split(self, q: Tensor) -> Tensor:
+        """[n * t, Hq, D] -> [Hk * n, t * G, D]: rows that share keys stand together."""
+        if self.requests * self.queries == 1:
+            return q.view(self.heads, self.group, self.dim)
+        tokens = q.view(self.requests, self.queries, self.heads, self.group, self.dim)
+        return tokens.permute(2, 0, 1, 3, 4).reshape(self.heads * self.requests, -1, self.dim)
+
+    def join(self, out: Tensor) -> Tensor:
+        """The inverse of `split`, contiguous."""
+        if self.requests * self.queries == 1:
+            return out.view(1, -1, self.dim)
+        rows = out.view(self.heads, self.requests, self.queries, self.group, self.dim)
+        return rows.permute(1, 2, 0, 3, 4).reshape(self.requests * self.queries, -1, self.dim)
 
 
-def attend_tiled(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, scratch: Scratch, *, tile: int, pad: int
-) -> Tensor:
-    """The fixed form: a query row's bits depend on its own query, keys and values only.
+class Dense:
+    """The fast form: two products over the whole context. Rounding depends on shapes, hence on the neighbours.
 
+    keys, values  [Hk * n, L, D] memory that is filled before each call; positions without a key hold finite values
+    mask          [n, t, 1, L] float32, 0 where a query may read a key and -inf elsewhere; no row is -inf throughout
+    """
+
+    def __init__(self, shape: Shape, keys: Tensor, values: Tensor, mask: Tensor, scratch: Scratch) -> None:
+        sizes = (len(keys), shape.queries * shape.group, keys.shape[1])
+        self._shape, self._keys, self._values, self._mask = shape, keys.transpose(1, 2), values, mask
+        # Products round to their own dtype; the softmax counts in float32, in the same memory when that is the dtype.
+        self._scores = scratch.take("scores", keys.dtype, *sizes)
+        self._weights = scratch.take("scores", torch.float32, *sizes)
+        by_query = (shape.heads, shape.requests, shape.queries, shape.group, -1)
+        self._scores_by_query, self._weights_by_query = self._scores.view(by_query), self._weights.view(by_query)
+
+    def __call__(self, q: Tensor, scale: float) -> Tensor:
+        """[n * t, Hq, D] -> the same shape."""
+        torch.bmm(self._shape.split(q), self._keys, out=self._scores)
+        torch.add(self._mask, self._scores_by_query, alpha=scale, out=self._weights_by_query)
+        torch.softmax(self._weights, dim=-1, out=self._weights)
+        if self._scores.dtype != torch.float32:
+            self._scores.copy_(self._weights)
+        return self._shape.join(torch.bmm(self._scores, self._values))
+
+
+class Tiled:
+    """The fixed form: the bits of a query's result depend on its own query, keys and values only.
+
+    Arguments as for `Dense`, and
     tile  keys a product; divides L
     pad   rows of every product are padded to a multiple of it: the least for which products agree row by row
     Every tile gives a partial sum of one shape, and partial sums are added in the order of positions. A tile that a row
     may not read adds exact zeros, so it does not matter how far the longest neighbour reaches.
     """
-    heads, n, t, group, dim = q.shape
-    tiles, rows = k.shape[1] // tile, t * group
-    assert tiles * tile == k.shape[1], (k.shape, tile)
-    queries = functional.pad(q.reshape(heads * n, 1, rows, dim), (0, 0, 0, -rows % pad))
-    queries = queries.expand(-1, tiles, -1, -1).reshape(heads * n * tiles, -1, dim)
-    scores = torch.bmm(queries, k.reshape(-1, tile, dim).transpose(1, 2)).float().mul_(scale)
-    scores = scores.view(heads, n, tiles, -1, tile)
-    readable = mask.view(n, t, 1, tiles, tile).permute(0, 3, 1, 2, 4)
-    scores[:, :, :, :rows].unflatten(3, (t, group)).add_(readable)
-    weights = scores.sub_(scores.amax((2, 4), keepdim=True)).exp_()
-    total = _sum_in_order(weights.sum(-1))
-    parts = torch.bmm(weights.to(q.dtype).view(heads * n * tiles, -1, tile), v.reshape(-1, tile, dim)).float()
-    out = _sum_in_order(parts.view(heads, n, tiles, -1, dim)) / total.unsqueeze(-1)
-    return out[:, :, :rows].to(q.dtype).view(q.shape)
+
+    def __init__(
+        self, shape: Shape, keys: Tensor, values: Tensor, mask: Tensor, scratch: Scratch, *, tile: int, pad: int
+    ) -> None:
+        tiles = keys.shape[1] // tile
+        assert tiles * tile == keys.shape[1], (keys.shape, tile)
+        self._shape, self._tiles, self._missing = shape, tiles, -(shape.queries * shape.group) % pad
+        self._keys, self._values = keys.view(-1, tile, shape.dim).transpose(1, 2), values.view(-1, tile, shape.dim)
+        self._mask = mask.view(shape.requests, shape.queries, 1, tiles, tile).permute(0, 3, 1, 2, 4)
+
+    def __call__(self, q: Tensor, scale: float) -> Tensor:
+        """[n * t, Hq, D] -> the same shape."""
+        shape, tiles = self._shape, self._tiles
+        rows = shape.queries * shape.group
+        queries = functional.pad(shape.split(q), (0, 0, 0, self._missing)).unsqueeze(1).expand(-1, tiles, -1, -1)
+        scores = torch.bmm(queries.flatten(0, 1), self._keys).float().mul_(scale)
+        by_tile = scores.view(shape.heads, shape.requests, tiles, rows + self._missing, -1)
+        by_tile[:, :, :, :rows].unflatten(3, (shape.queries, shape.group)).add_(self._mask)
+        by_tile.sub_(by_tile.amax((2, 4), keepdim=True)).exp_()
+        total = _sum_in_order(by_tile.sum(-1))
+        parts = torch.bmm(scores.to(q.dtype), self._values).float()
+        out = _sum_in_order(parts.view(*by_tile.shape[:4], shape.dim)) / total.unsqueeze(-1)
+        return shape.join(out[:, :, :rows].to(q.dtype).contiguous())
 
 
 def _sum_in_order(parts: Tensor) -> Tensor:
@@ -83,10 +126,11 @@ def _sum_in_order(parts: Tensor) -> Tensor:
     return parts.cumsum(2).select(2, -1)
 
 
+@cache
 def row_padding(dtype: torch.dtype, head_dim: int, tile: int) -> int:
     """The least row multiple for which this machine's batched products agree bit by bit, whatever the number of rows.
 
-    Measured once at start-up, for both products of a tile. Raises ConfigError when no multiple is good enough.
+    Measured once a process, for both products of a tile. Raises ConfigError when no multiple is good enough.
     """
     generator = torch.Generator().manual_seed(0)
     left = torch.randn(6, 256, max(head_dim, tile), generator=generator).to(dtype)
