@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from framework_schedulers.policies import Fcfs, Priority, Shortest
@@ -97,6 +99,77 @@ def test_urgent_request_displaces_a_running_one_only_when_blocks_run_out(sim):
     scheduled = shadow.step()
     assert [new.request_id for new in scheduled.new] == ["urgent"]
     assert shadow.requests["a"].num_preemptions == 1 and shadow.requests["b"].num_preemptions == 0
+    shadow.drain()
+
+
+def in_step(sim, num_blocks):
+    """a runs before b, yields to b, and needs its next blocks in the same steps."""
+    shadow = sim.Shadow(policy="priority", num_blocks=num_blocks)
+    shadow.add(sim.request("a", range(7), 13, priority=1))
+    shadow.step()
+    shadow.add(sim.request("b", range(20, 28), 12, arrival=1, priority=0))
+    shadow.step()
+    return shadow
+
+
+def test_victim_that_was_scheduled_already_leaves_the_step(sim):
+    shadow = in_step(sim, num_blocks=6)
+    a, b = shadow.requests["a"], shadow.requests["b"]
+    row = a.req_idx
+    scheduled = shadow.step()  # a takes the last block, then b needs one
+    assert scheduled.preempted == [row] and a.num_preemptions == 1
+    assert scheduled.rows.tolist() == scheduled.new_block_ids[0].rows.tolist() == [b.req_idx]
+    shadow.drain()
+
+
+def test_budget_of_a_victim_goes_to_the_others(sim):
+    shadow = in_step(sim, num_blocks=14)
+    shadow.scheduler._ctx = replace(shadow.ctx, max_num_batched_tokens=4)
+    shadow.add(sim.request("c", range(40, 64), 1, arrival=2))
+    for _ in range(4):
+        assert shadow.step().num_scheduled_tokens.tolist() == [1, 1, 2]
+    scheduled = shadow.step()
+    assert len(scheduled.preempted) == 1
+    assert scheduled.num_scheduled_tokens.tolist() == [1, 3], "b decodes, c gets what a leaves"
+    shadow.drain()
+
+
+def test_blocks_that_only_the_victim_shares_are_counted_as_taken(sim):
+    shadow = sim.Shadow(policy="priority", num_blocks=7)
+    shadow.add(sim.request("a", range(8), 9, priority=2))
+    shadow.add(sim.request("d", range(20, 28), 9, arrival=1, priority=1))
+    shadow.step()
+    shadow.add(sim.request("urgent", range(17), 1, arrival=2, priority=0))
+    (new,) = shadow.step().new
+    assert (new.request_id, new.num_computed_tokens) == ("urgent", 8)
+    assert [shadow.requests[name].num_preemptions for name in "ad"] == [1, 1]
+    shadow.drain()
+
+
+def displaced_in_flight(sim, max_in_flight):
+    """a is displaced by `urgent` while its step is in flight; b draws its last token in that step."""
+    shadow = sim.Shadow(policy="priority", num_blocks=7, max_in_flight=max_in_flight)
+    shadow.add(sim.request("a", range(8), 9, priority=5))
+    shadow.add(sim.request("b", range(20, 22), 1, arrival=1, priority=9))
+    shadow.issue()
+    shadow.add(sim.request("urgent", range(40, 60), 1, arrival=2, priority=0))
+    assert shadow.issue().new == []
+    return shadow
+
+
+def test_request_whose_last_token_is_in_flight_is_not_displaced(sim):
+    shadow = displaced_in_flight(sim, 2)
+    assert (shadow.requests["a"].num_preemptions, shadow.requests["b"].num_preemptions) == (1, 0)
+    shadow.drain()
+
+
+def test_token_of_a_request_that_was_readmitted_meanwhile_is_dropped(sim):
+    shadow = displaced_in_flight(sim, 3)
+    shadow.abort("urgent")
+    assert [new.request_id for new in shadow.issue().new] == ["a"]
+    assert [new.request.request_id for new in shadow.commit()] == ["b"]
+    assert shadow.commit() == []
+    assert [new.request.request_id for new in shadow.commit()] == ["a"]
     shadow.drain()
 
 

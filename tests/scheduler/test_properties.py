@@ -39,7 +39,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(
         block_size=st.integers(1, 4),
-        num_blocks=st.integers(8, 24),
+        num_blocks=st.integers(7, 20),
         max_num_seqs=st.integers(1, 5),
         max_num_batched_tokens=st.sampled_from([1, 2, 3, 7, 16, 40]),
         chunked_prefill=st.booleans(),
@@ -54,7 +54,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         shared=st.integers(0, 12),
         own=st.lists(st.integers(0, 3), min_size=1, max_size=6),
-        max_tokens=st.integers(1, 9),
+        max_tokens=st.integers(1, 14),
         priority=st.integers(-1, 1),
         salt=st.sampled_from([None, None, "a"]),
         eos=st.sampled_from([frozenset(), frozenset(range(0, 50, 7))]),
@@ -90,6 +90,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.shadow.commit()
 
     @precondition(lambda self: self.shadow.scheduler.has_work())
+    @rule(steps=st.integers(1, 6))
+    def run(self, steps):
+        for _ in range(steps):
+            self.shadow.step()
+
+    @precondition(lambda self: len(self.shadow.scheduler._requests) > 2)
     @rule(which=st.integers(0, 20), is_error=st.booleans())
     def end_early(self, which, is_error):
         alive = list(self.shadow.scheduler._requests)

@@ -297,7 +297,12 @@ def test_logprobs_row_counts_sampled_tokens_in_batch_order(sim):
     news = scheduler.update(scheduled, result(scheduled, logprobs=columns))
     assert [(new.request.request_id, new.logprobs_row) for new in news] == [("r0", 0), ("r1", -1), ("r2", 2)]
     scheduled = scheduler.schedule()
-    assert [new.logprobs_row for new in scheduler.update(scheduled, result(scheduled))] == [-1] * 4
+    output = result(scheduled, logprobs=columns, errors={1: "empty"})
+    output.num_valid[1] = 0
+    news = scheduler.update(scheduled, output)
+    assert [(new.request.request_id, new.logprobs_row) for new in news] == [("r0", 0), ("r1", -1), ("r2", 1), ("r3", 2)]
+    scheduled = scheduler.schedule()
+    assert [new.logprobs_row for new in scheduler.update(scheduled, result(scheduled))] == [-1] * 3
 
 
 def test_row_that_should_sample_must_return_a_token(sim):
@@ -466,10 +471,12 @@ def test_preempted_in_flight_drops_the_token_and_draws_it_again(sim):
     assert shadow.requests["b"].num_preemptions == 1
 
 
-def test_request_whose_last_token_is_in_flight_is_no_victim(sim):
-    shadow = sim.Shadow(max_in_flight=2, num_blocks=5)
+def test_request_waits_for_blocks_that_an_ending_one_gives_back(sim):
+    shadow = sim.Shadow(max_in_flight=2, num_blocks=6)
     shadow.add(sim.request("a", range(8), 8))
-    shadow.add(sim.request("b", range(20, 27), 2, arrival=1))
+    shadow.add(sim.request("b", range(20, 23), 5, arrival=1))
+    steps = [shadow.step() for _ in range(6)]
+    assert steps[5].num_rows == 0, "a has no block for its 13th token, and b's last token is in flight"
     shadow.drain()
     assert shadow.scheduler.stats()["num_preemptions"] == 0
 
