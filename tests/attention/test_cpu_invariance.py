@@ -71,7 +71,7 @@ def test_decode_has_the_bits_of_the_whole_prompt_in_any_batch(dtype: torch.dtype
 def test_chunks_of_any_size_have_the_bits_of_the_whole_prompt(dtype: torch.dtype, block_size: int) -> None:
     sequence = Sequence(150, 0, dtype)
     whole = alone(sequence, block_size)
-    for size in (1, 7, 16, 64, 100):
+    for size in (3, 16, 64, 100):
         spans = [(begin, min(begin + size, 150)) for begin in range(0, 150, size)]
         parts = [attend([sequence], [span], block_size, invariant=True)[0] for span in spans]
         assert torch.equal(torch.cat(parts), whole), size
@@ -105,4 +105,4 @@ def test_machine_whose_products_never_agree_is_refused(monkeypatch: pytest.Monke
     with pytest.raises(
         ConfigError, match=r"engine\.batch_invariant=true: batched products of torch\.float32.*engine\.dtype"
     ):
-        row_padding(torch.float32, 64, 64)
+        row_padding.__wrapped__(torch.float32, 64, 64)

@@ -120,7 +120,8 @@ class CpuPlan:
         query_lens = batch.num_scheduled_tokens_np.astype(np.int64)
         seq_lens = batch.seq_lens.numpy()[: len(rows)].astype(np.int64)
         starts = batch.query_start_loc.numpy()[: len(rows)].astype(np.int64)
-        tables = batch.block_table[group].numpy()[rows].astype(np.int64)
+        columns = -(-int(seq_lens.max(initial=1)) // owner._ctx.block_size)
+        tables = batch.block_table[group].numpy()[rows, :columns].astype(np.int64)
         self._layers, self._scratch, self._form = owner._layers, owner._scratch, owner._form
         self._slots = batch.slot_mapping[group]
         self._spans = plan_spans(starts, query_lens, seq_lens, tables, owner._limits)

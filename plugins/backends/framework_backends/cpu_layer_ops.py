@@ -16,7 +16,7 @@ class CpuLayerOps:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Counts in float32 to the end, the product with the weight included."""
-        return functional.rms_norm(x, (x.shape[-1],), weight, eps)
+        return torch.rms_norm(x, weight.shape, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """The sum is made in the memory of `residual`."""
@@ -53,9 +53,10 @@ def _side_by_side(q: Tensor, k: Tensor) -> bool:
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [T, H, D]; cos, sin [T, 1, D / 2] float32. Rotates in float32."""
-    wide = x.float()
-    first, second = wide.chunk(2, dim=-1)
-    out = torch.mul(wide.unflatten(-1, (2, -1)), cos.unsqueeze(1))
-    out[:, :, 0].addcmul_(second, sin, value=-1)
-    out[:, :, 1].addcmul_(first, sin)
-    return out.flatten(-2).to(x.dtype)
+    wide = x.float().view(x.shape[0], x.shape[1], 2, x.shape[2] // 2)
+    first, second = wide.unbind(2)
+    out = torch.mul(wide, cos.unsqueeze(1))
+    out_first, out_second = out.unbind(2)
+    out_first.addcmul_(second, sin, value=-1)
+    out_second.addcmul_(first, sin)
+    return out.view(x.shape).to(x.dtype)
