@@ -86,7 +86,7 @@ def _check_switches(stages: Sequence[Deployed], params: SamplingParams) -> None:
 
 
 def _check_extra_args(stages: Sequence[Deployed], params: SamplingParams) -> None:
-    known = {s.key for s in stages}
+    known = [s.key for s in stages]
     for key in params.extra_args or {}:
         if key not in known:
             raise RequestError(f"extra_args names '{key}', {_unknown(key, known)}")
