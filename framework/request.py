@@ -40,8 +40,10 @@ class _NamesItsFields:
 
     def replace(self, **changes: Any) -> Any:
         """A checked copy with `changes`; what the caller had named stays named, and so do the changes."""
-        kept = {name: getattr(self, name) for name in self.named}
-        return type(self)(**{**kept, **changes})
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]  # as above
+        copy = type(self)(**{**values, **changes})
+        object.__setattr__(copy, "named", self.named | frozenset(changes))
+        return copy
 
 
 def _number(owner: str, name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> float:
@@ -49,7 +51,7 @@ def _number(owner: str, name: str, value: Any, low: float, high: float, *, open_
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{owner}.{name} must be a number, got {value!r}")
     inside = (low < value if open_low else low <= value) and value <= high
-    if math.isnan(value) or not inside:
+    if not inside:  # NaN is inside of nothing
         left = "(" if open_low else "["
         raise ValueError(f"{owner}.{name} must be in {left}{low:g}, {high:g}], got {value!r}")
     return float(value)
@@ -288,6 +290,7 @@ class Request:
     num_computed_tokens  tokens whose KV exists or is being computed by a step in flight
     num_in_flight        sampled tokens that steps in flight will return (async scheduling)
     req_idx              row of the request table while it runs, else -1
+    first_scheduled_time  moment of its first admission to a step, `time.perf_counter` seconds
     block_ids            physical blocks, one list a KV group
     block_hashes         chained keys of its full blocks, computed once
     num_cached_tokens    prompt tokens taken from the prefix cache at first admission

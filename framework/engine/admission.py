@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from framework.errors import NotBuiltError, RequestError, did_you_mean
-from framework.request import Request, SamplingParams
+from framework.request import PoolingParams, Request, SamplingParams
 from framework.rng import child_seed
 
 if TYPE_CHECKING:
@@ -94,6 +94,8 @@ class Admission:
                     f"{given[0]} must be {'a string' if wanted is str else 'a list of ids'}, got {prompt!r}"
                 )
         text = prompt if isinstance(prompt, str) else None
+        if text == "":  # whatever special tokens the tokenizer would add to it
+            raise RequestError("the prompt is empty; give at least one character")
         ids = self._encode(prompt) if isinstance(prompt, str) else self._check_ids(prompt)
         if not ids:
             raise RequestError("the prompt is empty; give at least one token")
@@ -146,6 +148,8 @@ class Admission:
         """The caller's parameters, checked against model, tokenizer and pipeline; the defaults for None."""
         if params is None:
             return self.defaults
+        if isinstance(params, PoolingParams):
+            raise NotBuiltError("PoolingParams: pooling is not built yet; pass SamplingParams")
         if not isinstance(params, SamplingParams):
             raise TypeError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
         self.check(params)
@@ -158,6 +162,8 @@ class Admission:
         for i in params.stop_token_ids:
             if i >= vocab:
                 raise RequestError(f"stop_token_ids holds {i}, outside the vocabulary 0..{vocab - 1}")
+        if self.tokenizer is None and params.detokenize and "detokenize" in params.named:
+            raise RequestError("detokenize=True needs a tokenizer, and the model has none; use detokenize=False")
         if params.logprobs is not None and params.logprobs > vocab:
             raise RequestError(f"logprobs={params.logprobs} is more than the vocabulary of {vocab} tokens")
         self._pipeline.validate(params)

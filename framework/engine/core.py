@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from framework.batch import StepOutput
 from framework.engine.stats import StepStats
 
 if TYPE_CHECKING:
-    from framework.batch import SchedulerOutput, StepOutput
+    from framework.batch import SchedulerOutput
     from framework.interfaces import Executor, Scheduler, StepFuture
     from framework.plugins import EventBus
     from framework.request import NewTokens, Request
+
+
+@dataclass(slots=True)
+class _Step:
+    scheduled: SchedulerOutput
+    schedule_s: float
+    future: StepFuture | None = None  # None until the executor has taken it
 
 
 class EngineCore:
@@ -23,26 +35,38 @@ class EngineCore:
         self.scheduler, self.executor, self.events = scheduler, executor, events
         self.last_step = StepStats()
         self.last_output: StepOutput | None = None  # the arrays that the last step's NewTokens point into
-        self._in_flight: deque[tuple[SchedulerOutput, StepFuture, float]] = deque()
+        self._in_flight: deque[_Step] = deque()
 
     def step(self) -> list[NewTokens]:
         """Runs one step and returns what it gave each request; [] when nothing was there to do."""
         self._submit()
         if not self._in_flight:
             return []
-        scheduled, future, schedule_s = self._in_flight.popleft()
-        self.last_output = output = future.result()
+        step = self._in_flight[0]
+        assert step.future is not None, f"step {step.scheduled.step_id} was never taken by the executor"
+        self.last_output = output = step.future.result()
         start = perf_counter()
-        tokens = self.scheduler.update(scheduled, output)
-        self._record(scheduled, output, schedule_s, perf_counter() - start, len(tokens))
+        tokens = self.scheduler.update(step.scheduled, output)
+        self._in_flight.popleft()
+        self._record(step, output, perf_counter() - start, len(tokens))
         return tokens
 
     def _submit(self) -> None:
         while len(self._in_flight) < self.executor.max_in_flight and self.scheduler.has_work():
             start = perf_counter()
             scheduled = self.scheduler.schedule()
-            schedule_s = perf_counter() - start
-            self._in_flight.append((scheduled, self.executor.execute(scheduled), schedule_s))
+            step = _Step(scheduled, perf_counter() - start)
+            self._in_flight.append(step)
+            step.future = self.executor.execute(scheduled)
+
+    def drop_steps(self) -> None:
+        """Forgets the steps in flight after one of them failed. Their requests must have been aborted before."""
+        while self._in_flight:
+            step = self._in_flight.popleft()
+            if step.future is not None:
+                with suppress(Exception):  # its cause has been raised, or it follows from the one that was
+                    step.future.result()
+            self.scheduler.update(step.scheduled, _nothing(step.scheduled))
 
     def add_request(self, request: Request) -> None:
         self.scheduler.add_request(request)
@@ -57,8 +81,11 @@ class EngineCore:
     def stats(self) -> Mapping[str, int | float]:
         return self.scheduler.stats()
 
-    def _record(
-        self, scheduled: SchedulerOutput, output: StepOutput, schedule_s: float, update_s: float, num_outputs: int
-    ) -> None:
-        self.last_step.record(scheduled, output, schedule_s, update_s, num_outputs)
+    def _record(self, step: _Step, output: StepOutput, update_s: float, num_outputs: int) -> None:
+        self.last_step.record(step.scheduled, output, step.schedule_s, update_s, num_outputs)
         self.events.emit("on_step_end", self.last_step)
+
+
+def _nothing(scheduled: SchedulerOutput) -> StepOutput:
+    r = scheduled.num_rows
+    return StepOutput(sampled=np.zeros((r, 1), np.int32), num_valid=np.zeros(r, np.int32))

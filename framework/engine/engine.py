@@ -5,19 +5,24 @@ This is `llm.engine`: synchronous, with one caller. The offline API, the command
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from framework.engine.output import OutputState
 from framework.errors import RequestError
-from framework.request import NewTokens, Request, RequestOutput, SamplingParams
+from framework.request import NewTokens, Request, RequestOutput, RequestStatus, SamplingParams
 
 if TYPE_CHECKING:
     from framework.config import Config
     from framework.engine.admission import Admission
     from framework.engine.core import EngineCore
     from framework.tokenizer import Tokenizer
+
+
+_log = logging.getLogger("framework")
+_RUNNING, _FINISHED = RequestStatus.RUNNING, RequestStatus.FINISHED
 
 
 class Engine:
@@ -33,13 +38,13 @@ class Engine:
     ) -> None:
         self.config, self.core, self.admission, self.tokenizer, self.facts = config, core, admission, tokenizer, facts
         self._states: dict[str, OutputState] = {}
+        self._put_back: list[RequestOutput] = []
+        self._broken: BaseException | None = None
 
     def add_request(self, request_id: str, prompt: Any, params: SamplingParams | None = None) -> None:
         """Admits one request. Raises RequestError, NotBuiltError, ValueError or TypeError; nothing has run then."""
         if not isinstance(request_id, str) or not request_id:
             raise RequestError(f"request_id must be a non-empty string, got {request_id!r}")
-        if request_id in self._states:
-            raise RequestError(f"request_id '{request_id}' is already running; give every request an id of its own")
         self._start(self.admission.request(request_id, prompt, params))
 
     def add_requests(
@@ -51,23 +56,64 @@ class Engine:
         for index, request in enumerate(requests):
             try:
                 self._start(request)
-            except RequestError as e:
+            except BaseException as e:
                 for request_id in started:
                     self.abort(request_id)
-                raise RequestError(f"prompt {index}: {e}") from None
+                if isinstance(e, RequestError):
+                    raise RequestError(f"prompt {index}: {e}") from None
+                raise
             started.append(request.request_id)
 
     def _start(self, request: Request) -> None:
-        state = OutputState(request, self.tokenizer, time.perf_counter())
-        self.core.add_request(request)
-        self._states[request.request_id] = state
+        self._refuse_if_broken()
+        request_id = request.request_id
+        if self.is_running(request_id):
+            raise RequestError(f"request_id '{request_id}' is already running; give every request an id of its own")
+        self._states[request_id] = OutputState(request, self.tokenizer, time.perf_counter())
+        try:
+            self.core.add_request(request)
+        except BaseException:
+            del self._states[request_id]
+            self.core.abort(request_id)  # an observer was interrupted: the scheduler has it already
+            raise
 
     def step(self) -> list[RequestOutput]:
-        """Runs one step: the finished requests, and what is new of those that stream."""
-        new_tokens = self.core.step()
+        """Runs one step: the finished requests, and what is new of those that stream.
+
+        When it raises, the requests that were running are aborted; those that wait run in the steps after it.
+        """
+        self._refuse_if_broken()
+        try:
+            new_tokens = self.core.step()
+        except BaseException as error:
+            self._recover(error)
+            raise
         now = time.perf_counter()
-        outputs = (self._take(new, now) for new in new_tokens)
-        return [o for o in outputs if o is not None]
+        outputs = [self._take(new, now) for new in new_tokens]
+        earlier, self._put_back = self._put_back, []
+        return earlier + [o for o in outputs if o is not None]
+
+    def put_back(self, outputs: Sequence[RequestOutput]) -> None:
+        """Gives back outputs that were not for this caller: the next step returns them."""
+        self._put_back += outputs
+
+    def _recover(self, cause: BaseException) -> None:
+        """After a failed step: its tokens are lost, so that what ran is aborted and scheduler and rows agree again."""
+        running = [i for i, s in self._states.items() if s.request.status in (_RUNNING, _FINISHED)]
+        try:
+            for request_id in running:
+                self.abort(request_id)
+            self.core.drop_steps()
+        except Exception:
+            self._broken = cause
+            self._states.clear()
+            _log.exception("the engine cannot go on after a step that failed")
+
+    def _refuse_if_broken(self) -> None:
+        if self._broken is not None:
+            raise RuntimeError(
+                f"this engine stopped when a step failed ({self._broken!r}); close it and make another one"
+            ) from self._broken
 
     def _take(self, new: NewTokens, now: float) -> RequestOutput | None:
         request_id = new.request.request_id
@@ -79,14 +125,21 @@ class Engine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Ends a request now; its last output has finish_reason `abort`. None when the id is not running."""
+        if not self.is_running(request_id):
+            return None
         request = self.core.abort(request_id)
-        if request is None:
+        if request is None:  # it ended in a step that failed afterwards
+            del self._states[request_id]
             return None
         ended = NewTokens(request, [], finish_reason="abort")
         return self._take(ended, time.perf_counter())
 
+    def is_running(self, request_id: str) -> bool:
+        """Whether a request of this id waits or runs."""
+        return request_id in self._states
+
     def has_unfinished_requests(self) -> bool:
-        return bool(self._states)
+        return bool(self._states or self._put_back)
 
     def stats(self) -> dict[str, Any]:
         """Counters of the scheduler and the step loop; seconds by part of the step, summed over all steps."""

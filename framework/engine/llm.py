@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from framework.config import Config, compose
 from framework.engine.admission import Prompt
 from framework.engine.build import build_engine
+from framework.engine.interrupt import between_steps
 from framework.engine.progress import Progress
 from framework.errors import NotBuiltError, RequestError
-from framework.request import RequestOutput, SamplingParams
+from framework.request import OutputKind, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -44,6 +46,7 @@ class LLM:
         if model is not None:
             config = replace(config, model=replace(config.model, path=_path_word(model)))
         self._ids = count()
+        self._lock = threading.RLock()  # calls from several threads take turns
         self.engine = build_engine(config)
 
     def generate(
@@ -66,9 +69,7 @@ class LLM:
             raise NotBuiltError("generate(stream=True) is not built yet; use llm.engine with output_kind='delta'")
         items = _prompt_list(prompts)
         params = _params_list(sampling_params, len(items))
-        ids = [str(next(self._ids)) for _ in items]
-        self.engine.add_requests(ids, items, params)
-        return self._run(ids, use_tqdm)
+        return self._run(items, params, use_tqdm)
 
     def chat(
         self,
@@ -92,23 +93,40 @@ class LLM:
         for chat in chats:
             text = tokenizer.apply_chat_template(chat, add_generation_prompt=add_generation_prompt, **options)
             prompts.append(Prompt(tokenizer.encode(text, add_special_tokens=False), text))
-        ids = [str(next(self._ids)) for _ in prompts]
-        self.engine.add_requests(ids, prompts, params)
-        return self._run(ids, use_tqdm)
+        return self._run(prompts, params, use_tqdm)
 
-    def _run(self, ids: Sequence[str], use_tqdm: bool | None) -> list[RequestOutput]:
-        show = sys.stderr.isatty() if use_tqdm is None else use_tqdm
-        done: dict[str, RequestOutput] = {}
-        with Progress(len(ids), self.engine, show) as progress:
+    def _run(
+        self, prompts: Sequence[Any], params: Sequence[SamplingParams | None], use_tqdm: bool | None
+    ) -> list[RequestOutput]:
+        with self._lock:
+            ids = [self._new_id() for _ in prompts]
+            self.engine.add_requests(ids, prompts, [_whole(p) for p in params])
             try:
-                while len(done) < len(ids):
-                    finished = [o for o in self.engine.step() if o.finished]
-                    done.update((o.request_id, o) for o in finished)
-                    progress.update(len(finished))
+                return self._finish(ids, sys.stderr.isatty() if use_tqdm is None else use_tqdm)
             except BaseException:
                 for request_id in ids:
                     self.engine.abort(request_id)
                 raise
+
+    def _new_id(self) -> str:
+        return next(i for i in map(str, self._ids) if not self.engine.is_running(i))
+
+    def _finish(self, ids: Sequence[str], show: bool) -> list[RequestOutput]:
+        """Steps until all of them are done; outputs of requests that came through `llm.engine` go back to it."""
+        own, done, others = set(ids), dict[str, RequestOutput](), list[RequestOutput]()
+        try:
+            with between_steps() as interrupted, Progress(len(ids), self.engine, show) as progress:
+                while len(done) < len(ids):
+                    interrupted()
+                    outputs = self.engine.step()
+                    others += [o for o in outputs if o.request_id not in own]
+                    finished = {o.request_id: o for o in outputs if o.request_id in own}
+                    done.update(finished)
+                    progress.update(len(finished))
+                    if len(done) < len(ids) and not self.engine.has_unfinished_requests():
+                        raise RuntimeError(f"{len(ids) - len(done)} requests of this call were aborted from elsewhere")
+        finally:
+            self.engine.put_back(others)
         return [done[i] for i in ids]
 
     def reconfigure(self, overrides: Sequence[str]) -> None:
@@ -146,6 +164,14 @@ def _prompt_list(prompts: Any) -> list[Any]:
         raise TypeError(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}")
     is_one = bool(prompts) and all(isinstance(p, int) for p in prompts)
     return [list(prompts)] if is_one else list(prompts)
+
+
+def _whole(params: SamplingParams | None) -> SamplingParams | None:
+    """Parameters that give one output, at the end: `output_kind` is about outputs of single steps."""
+    if not isinstance(params, SamplingParams) or params.output_kind is OutputKind.FINAL:
+        return params
+    whole: SamplingParams = params.replace(output_kind=OutputKind.FINAL)
+    return whole
 
 
 def _params_list(params: Any, count: int) -> list[SamplingParams | None]:

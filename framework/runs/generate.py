@@ -29,18 +29,26 @@ DEFAULT_PROMPTS = (
     "Once upon a time, in a village by the sea,",
     "def fibonacci(n):\n",
 )
-_DEFAULT_MAX_TOKENS = 64
+DEFAULT_MAX_TOKENS = 64
+"""Of the default prompts, unless `sampler.max_tokens` says another number."""
 _LINE_KEYS = ("prompt", "prompt_token_ids", "messages", "id")
 
 
 @dataclass
 class Job:
-    """One prompt of the run. params: SamplingParams fields that its line names."""
+    """One prompt of the run.
+
+    params      SamplingParams fields that its line names
+    max_tokens  stands where neither its line nor the configuration says another
+    given_id    id as its line writes it, a string or an integer; request_id is its text
+    """
 
     request_id: str
     index: int
     prompt: Any
     params: dict[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
+    given_id: str | int | None = None
 
 
 def run(config: Config, args: RunArgs) -> dict[str, float]:
@@ -79,8 +87,8 @@ def _read_jobs(args: RunArgs) -> list[Job]:
     if args.prompts_file is not None:
         return list(_read_file(args.prompts_file))
     if args.prompt is not None:
-        return [Job("0", 0, args.prompt)]
-    return [Job(str(i), i, p, {"max_tokens": _DEFAULT_MAX_TOKENS}) for i, p in enumerate(DEFAULT_PROMPTS)]
+        return [Job("0", 0, args.prompt, given_id="0")]
+    return [Job(str(i), i, p, {}, DEFAULT_MAX_TOKENS, str(i)) for i, p in enumerate(DEFAULT_PROMPTS)]
 
 
 def _read_file(path: str) -> Iterator[Job]:
@@ -118,7 +126,11 @@ def _job(line: Any, index: int) -> Job:
         raise ValueError(f"needs exactly one of prompt, prompt_token_ids, messages; got {given or 'none'}")
     params = {k: v for k, v in line.items() if k not in _LINE_KEYS}
     SamplingParams(**params)  # checked here, so that the error has its line
-    return Job(str(line.get("id", index)), index, {given[0]: line[given[0]]}, params)
+    given_id = line.get("id", str(index))
+    if isinstance(given_id, bool) or not isinstance(given_id, str | int):
+        raise TypeError(f"id must be a string or an integer, got {given_id!r}")
+    str(given_id).encode()  # an unpaired surrogate is a ValueError, and could not be written to the output
+    return Job(str(given_id), index, {given[0]: line[given[0]]}, params, given_id=given_id)
 
 
 # ------------------------------------------------------------------------------------------------------ generation
@@ -165,6 +177,8 @@ class _Generation:
     def _params(self, job: Job) -> SamplingParams:
         defaults = self._engine.admission.defaults
         changes = dict(job.params)
+        if job.max_tokens is not None and "max_tokens" not in defaults.named:
+            changes["max_tokens"] = job.max_tokens
         if self._streams:
             changes["output_kind"] = OutputKind.DELTA
         return defaults.replace(**changes) if changes else defaults
@@ -200,7 +214,7 @@ class _Generation:
         assert self._sink is not None
         completion = output.outputs[0]
         line = {
-            "id": output.request_id,
+            "id": self._jobs[output.request_id].given_id,
             "index": self._jobs[output.request_id].index,
             "text": completion.text,
             "token_ids": completion.token_ids,

@@ -304,7 +304,7 @@ class Scheduler:
         request.status = _RUNNING
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = num_computed
-            request.first_scheduled_time = time.time()
+            request.first_scheduled_time = time.perf_counter()
             self._counts["prefix_query_tokens"] += request.num_tokens
             self._counts["prefix_hit_tokens"] += num_hits * self._block_size
 

@@ -88,6 +88,7 @@ class ModelRunner:
         self._post_update(batch, result.ids)
         output = _output(scheduled, times)
         ids, output.logprobs, errors = self.pipeline.collect(result)
+        output.payloads = self.pipeline.collect_payloads(result)
         batch_rows = batch.logits_rows_np
         output.sampled[batch_rows, 0] = ids
         output.num_valid[batch_rows] = 1

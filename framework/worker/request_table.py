@@ -51,8 +51,7 @@ class RequestTable:
         self.num_rows, self.max_model_len, self.device = num_rows, max_model_len, device
         self._ops = ops
         self._columns: dict[str, TableColumn] = {}
-        self._new_rows: list[int] = []
-        self._new_tokens: list[NDArray[np.int32]] = []
+        self._staged: dict[int, NDArray[np.int32]] = {}  # by row: what a failed step left behind is overwritten
         self.token_ids = torch.zeros(num_rows, max_model_len, dtype=torch.int32, device=device)
         widths = [-(-max_model_len // g.block_size) for g in groups]
         self.block_table = tuple(torch.zeros(num_rows, w, dtype=torch.int32, device=device) for w in widths)
@@ -112,17 +111,16 @@ class RequestTable:
         self._num_tokens[row] = len(new.token_ids)
         self._num_computed[row] = new.num_computed_tokens
         self._seed[row] = np.uint64(new.seed % 2**64)
-        self._new_rows.append(row)
-        self._new_tokens.append(new.token_ids)
+        self._staged[row] = new.token_ids
 
     def apply(self, deltas: Sequence[BlockDelta]) -> None:
         """Sends staged rows, their token ids and new block-table entries to the device."""
-        if self._new_rows:
-            self._upload(np.array(self._new_rows))
-            starts = [row * self.max_model_len for row in self._new_rows]
-            tokens = np.concatenate(self._new_tokens)
-            self._spans(self.token_ids, starts, [len(t) for t in self._new_tokens], tokens)
-            self._new_rows, self._new_tokens = [], []
+        if self._staged:
+            self._upload(np.array(list(self._staged)))
+            starts = [row * self.max_model_len for row in self._staged]
+            tokens = list(self._staged.values())
+            self._spans(self.token_ids, starts, [len(t) for t in tokens], np.concatenate(tokens))
+            self._staged = {}
         for table, delta in zip(self.block_table, deltas, strict=True):
             if len(delta.ids):
                 starts = (delta.rows.astype(np.int64) * table.shape[1] + delta.starts).tolist()
