@@ -86,6 +86,7 @@ class OutputState:
             self._sent += len(ids)
         else:
             text = self._detokenizer.text if self._detokenizer is not None else self._final_text()
+            logprobs = logprobs.view() if logprobs is not None and not finished else logprobs
         completion = CompletionOutput(
             index=0,
             text=text,
@@ -103,6 +104,6 @@ class OutputState:
             outputs=[completion],
             finished=finished,
             num_cached_tokens=max(r.num_cached_tokens, 0),
-            metrics=self._timer.metrics,
+            metrics=self._timer.metrics if finished else self._timer.snapshot(),
             error=r.error,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from framework.request import RequestMetrics
@@ -76,6 +76,10 @@ class RequestTimer:
         self._num_tokens += count
         if self._num_tokens > 1:
             m.tpot = (now - self._first) / (self._num_tokens - 1)
+
+    def snapshot(self) -> RequestMetrics:
+        """The metrics so far, out of reach of later tokens."""
+        return replace(self.metrics, itl=list(self.metrics.itl))
 
     def finish(self, now: float) -> None:
         self.metrics.e2e = now - self._added
