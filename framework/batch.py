@@ -170,7 +170,8 @@ class InputBatch:
     draft_offset          [L] int32 draft rows of the same request before this one
     slot_mapping          per KV group [T]: KV slot each token writes to (block * block_size + offset);
                           padding token i writes slot i % block_size of the null block
-    block_table           per KV group [rows, max_blocks] int32, indexed by req_idx (idx_mapping), not by batch row
+    block_table           per KV group [rows, max_blocks] int32, indexed by req_idx (idx_mapping), not by batch row;
+                          NULL_BLOCK behind a request's last block
     Host twins: rows_np [R] int32, num_scheduled_tokens_np [R] int32, logits_rows_np [L] (batch row of each logits row),
     seq_lens_max_np [R] int32 (upper bound; exact when no step is in flight).
     """

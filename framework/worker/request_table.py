@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from framework.batch import NULL_ROW, BlockDelta, Field, NewRequest
+from framework.batch import NULL_BLOCK, NULL_ROW, BlockDelta, Field, NewRequest
 from framework.errors import NotBuiltError, PluginError
 from framework.step_ops import TableViews
 
@@ -132,5 +132,7 @@ class RequestTable:
     def _upload(self, rows: NDArray[Any]) -> None:
         index = torch.from_numpy(rows).to(self.device)
         self._ops.apply_rows(self._arena, index, torch.from_numpy(self._arena_np[rows]).to(self.device))
+        for table in self.block_table:  # behind a request's last block stands the null block, never somebody else's
+            table.index_fill_(0, index, NULL_BLOCK)
         for c in self._wide:
             c.dev[index] = torch.from_numpy(c.np[rows]).view(c.dev.dtype).to(self.device)

@@ -64,6 +64,14 @@ def test_block_deltas_of_several_rows_are_written_where_they_say(table: RequestT
     assert table.block_table[0].tolist() == [[0] * 4, [8, 9, 0, 0], [0] * 4, [0, 0, 4, 0], [0] * 4]
 
 
+def test_a_reused_row_keeps_no_block_of_its_former_request(table: RequestTable) -> None:
+    table.add(new(2, [1, 2, 3]))
+    table.apply([BlockDelta(*(np.array(x, np.int32) for x in ([2], [0], [3], [7, 8, 9])))])
+    table.add(new(2, [4]))
+    table.apply([BlockDelta(*(np.array(x, np.int32) for x in ([2], [0], [1], [5])))])
+    assert table.block_table[0][2].tolist() == [5, 0, 0, 0]
+
+
 def test_row_zero_is_nobodys(table: RequestTable) -> None:
     with pytest.raises(AssertionError, match="row 0 is reserved"):
         table.add(new(0, [1]))
