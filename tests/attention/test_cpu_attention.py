@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from framework.errors import ConfigError
 from framework.interfaces import AttentionContext, LayerSpec
 from framework.testing.attention import CASES, AttentionCase, BuiltCase, build, reference
-from framework_attention.cpu import CpuAttention
+from framework_attention.cpu import BoundLayer, CpuAttention, LoneDecode
+from framework_attention.products import Scratch
+from framework_attention.spans import Span
 
 # float32: a few units in the last place of sums over up to 1500 keys. The others round scores, weights and the result
 # to 8 (bfloat16) or 11 (float16) bits.
@@ -106,11 +109,32 @@ def test_long_chunk_is_cut_into_products_of_bounded_scores(monkeypatch: pytest.M
     torch.testing.assert_close(run(built, 16), whole, atol=1e-6, rtol=1e-6)
 
 
-def test_decodes_of_very_different_lengths_are_not_padded_to_the_longest() -> None:
+def test_decodes_of_very_different_lengths_are_not_padded_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("framework_attention.cpu._MAX_ALONE", 0)
     built = build(by_name["one_long_decode_among_short_ones"], 16, torch.float32)
     attention, _ = make_attention(built.case, 16, torch.float32, built.num_blocks)
     plan = attention.plan(built.batch, 0)
     assert sorted(span.blocks.shape for span in plan._spans) == [(1, 94), (3, 1)]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("window", (None, 8), ids=("whole", "window"))
+@pytest.mark.parametrize("consecutive", (True, False), ids=("consecutive_blocks", "scattered_blocks"))
+def test_a_lone_decode_reads_its_keys_where_they_lie(consecutive: bool, window: int | None) -> None:
+    length, dim, size = 45, 16, 16
+    generator = torch.Generator().manual_seed(3)
+    kv = torch.randn(2, 2, 9, size, dim, generator=generator)
+    q = torch.randn(1, 6, dim, generator=generator)
+    blocks = [4, 5, 6] if consecutive else [4, 1, 7]
+    bound = BoundLayer.bind(LayerSpec(0, "full", 6, 2, dim, dim**-0.5, window), kv)
+    mask = torch.zeros(1, 1, 1, 3 * size)
+    span = Span(np.array([0]), 1, length, torch.tensor([blocks]), mask)
+    first = 0 if window is None else length - window
+    keys, values = kv[:, :, blocks].flatten(2, 3)[:, :, first:length].double().repeat_interleave(3, 1)
+    weights = torch.softmax(keys @ q[0].double().unsqueeze(-1) * dim**-0.5, dim=1)
+    expected = (weights * values).sum(1)
+    torch.testing.assert_close(
+        LoneDecode(bound, span, window, Scratch())(bound, q)[0].double(), expected, atol=2e-6, rtol=0
+    )
 
 
 def test_layers_of_one_group_with_two_windows_are_refused() -> None:

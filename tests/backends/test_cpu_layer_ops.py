@@ -100,3 +100,16 @@ def test_invariant_operations_give_a_row_the_same_bits_in_any_batch(dtype: torch
 def test_silu_of_torch_depends_on_the_place_so_the_check_above_can_fail() -> None:
     x = normal(4, 51, dtype=torch.float32)
     assert not all(torch.equal(functional.silu(row), functional.silu(x)[i]) for i, row in enumerate(x))
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("offset", (0.0, 30.0))
+def test_the_norm_of_a_single_row_is_that_of_the_row_among_others(dtype: torch.dtype, offset: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = (torch.randn(3, 576, generator=generator) + offset).to(dtype)
+    weight = torch.rand(576, generator=generator).to(dtype)
+    many, ops = CpuLayerOps().rms_norm(x, weight, 1e-5), CpuLayerOps()
+    for row in range(3):
+        alone = ops.rms_norm(x[row : row + 1], weight, 1e-5)
+        # The mean square is summed in another order: some units of float32, one of bfloat16 after rounding.
+        torch.testing.assert_close(alone, many[row : row + 1], rtol=max(torch.finfo(dtype).eps, 1e-6), atol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -54,3 +55,13 @@ def test_blocks_that_were_never_written_cost_no_resident_memory() -> None:
     kv[:, :, 5] = 1
     assert kv.numel() * 2 > 200 << 20
     assert resident_bytes() - before < 20 << 20
+
+
+def test_keeping_freed_memory_is_asked_of_glibc_and_left_alone_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    library = SimpleNamespace(mallopt=lambda name, value: asked.append((name.value, value.value)) or 1)
+    monkeypatch.setattr("ctypes.CDLL", lambda name: library)
+    assert cpu_memory.keep_freed_memory()
+    assert asked == [(-3, 1 << 30), (-1, 1 << 30)]
+    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace())
+    assert not cpu_memory.keep_freed_memory()

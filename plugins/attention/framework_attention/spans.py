@@ -28,25 +28,31 @@ _MAX_SCORES = 1 << 19
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the cuts depend on. block_size divides granule: lengths are rounded up to granule keys."""
+    """What the cuts depend on. block_size divides granule: lengths are rounded up to granule keys.
+
+    max_alone  most decodes of a step that each get a span of their own
+    """
 
     block_size: int
     granule: int
     num_heads: int
     window: int | None
+    max_alone: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """One attention product: `num_queries` query tokens of each of n requests against their first keys.
 
-    tokens  the query tokens in the batch, request by request
-    blocks  [n, num_blocks] int64 physical blocks in the order of positions, padded with the null block
-    mask    [n, num_queries, 1, num_blocks * block_size] float32, 0 or -inf
+    tokens    the query tokens in the batch, request by request
+    num_keys  keys up to the last query of the longest request
+    blocks    [n, num_blocks] int64 physical blocks in the order of positions, padded with the null block
+    mask      [n, num_queries, 1, num_blocks * block_size] float32, 0 or -inf
     """
 
     tokens: Ints
     num_queries: int
+    num_keys: int
     blocks: Tensor
     mask: Tensor
 
@@ -59,12 +65,22 @@ def plan_spans(starts: Ints, query_lens: Ints, seq_lens: Ints, tables: Ints, lim
     seq_lens    [R] readable context, its own tokens included
     tables      [R, max_blocks] physical blocks of each request
     """
-    decodes = np.flatnonzero((query_lens == 1) & (seq_lens > 0))
+    is_decode = (query_lens == 1) & (seq_lens > 0)
+    if len(starts) > limits.max_alone and is_decode.all() and not _worth_cutting(seq_lens):
+        return [_decode_span(starts, seq_lens, tables, limits)]
+    decodes = np.flatnonzero(is_decode)
     chunks = np.flatnonzero((query_lens > 1) & (seq_lens > 0))
-    spans = [_decode_span(starts[rows], seq_lens[rows], tables[rows], limits) for rows in _by_length(decodes, seq_lens)]
+    parts = decodes[:, None] if len(decodes) <= limits.max_alone else _by_length(decodes, seq_lens)
+    spans = [_decode_span(starts[rows], seq_lens[rows], tables[rows], limits) for rows in parts]
     for row in chunks:
         spans += _chunk_spans(int(starts[row]), int(query_lens[row]), int(seq_lens[row]), tables[row], limits)
     return spans
+
+
+def _worth_cutting(seq_lens: Ints) -> bool:
+    """Whether decodes of these lengths may be cut; False is certain, and spares the sorting that True leads to."""
+    padded = int(seq_lens.max()) * len(seq_lens)
+    return padded > _MAX_KEYS or padded - int(seq_lens.sum()) > _SPLIT_COST_KEYS
 
 
 def _by_length(rows: Ints, seq_lens: Ints) -> Iterator[Ints]:
@@ -88,9 +104,10 @@ def _cut(rows: Ints, seq_lens: Ints) -> Iterator[Ints]:
 
 
 def _decode_span(tokens: Ints, seq_lens: Ints, tables: Ints, limits: Limits) -> Span:
-    length = _round_up(int(seq_lens.max()), limits.granule)
+    num_keys = int(seq_lens.max())
+    length = _round_up(num_keys, limits.granule)
     mask = _mask(seq_lens[:, None] - 1, length, limits.window)
-    return Span(tokens, 1, _blocks(tables, seq_lens, length, limits), mask)
+    return Span(tokens, 1, num_keys, _blocks(tables, length, limits), mask)
 
 
 def _chunk_spans(start: int, num_queries: int, seq_len: int, table: Ints, limits: Limits) -> Iterator[Span]:
@@ -99,18 +116,19 @@ def _chunk_spans(start: int, num_queries: int, seq_len: int, table: Ints, limits
     for begin in range(0, num_queries, step):
         end = min(begin + step, num_queries)
         positions = np.arange(begin, end)[None] + (seq_len - num_queries)
-        known = positions[:, -1] + 1
-        length = _round_up(int(known[0]), limits.granule)
+        num_keys = int(positions[0, -1]) + 1
+        length = _round_up(num_keys, limits.granule)
         mask = _mask(positions, length, limits.window)
-        blocks = _blocks(table[None], known, length, limits)
-        yield Span(np.arange(start + begin, start + end), end - begin, blocks, mask)
+        blocks = _blocks(table[None], length, limits)
+        yield Span(np.arange(start + begin, start + end), end - begin, num_keys, blocks, mask)
 
 
-def _blocks(tables: Ints, seq_lens: Ints, length: int, limits: Limits) -> Tensor:
-    """[n, length / block_size]; a column behind a request's last block may name a block that is somebody else's now."""
-    columns = np.arange(length // limits.block_size)
-    used = columns < -(-seq_lens[:, None] // limits.block_size)
-    return torch.from_numpy(np.where(used, tables[:, np.minimum(columns, tables.shape[1] - 1)], NULL_BLOCK))
+def _blocks(tables: Ints, length: int, limits: Limits) -> Tensor:
+    """[n, length / block_size]; the null block where a request, or the table, has no further block."""
+    columns, missing = length // limits.block_size, length // limits.block_size - tables.shape[1]
+    if missing > 0:
+        tables = np.pad(tables, ((0, 0), (0, missing)), constant_values=NULL_BLOCK)
+    return torch.from_numpy(np.ascontiguousarray(tables[:, :columns]))
 
 
 def _mask(positions: Ints, length: int, window: int | None) -> Tensor:
