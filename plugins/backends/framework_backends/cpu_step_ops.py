@@ -1,0 +1,108 @@
+"""The step's array functions in numpy, over the memory of the tensors that the engine holds.
+
+On a host a tensor and its numpy view are one memory, and a small numpy operation costs a fifth of a torch one. What the
+functions mean is written in `framework.step_ops`, whose results these equal. The runner and the request table call in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from framework.step_ops import StepBuffers, TableViews
+
+
+class CpuStepOps:
+    """`interfaces.StepOps` of the host. Keeps the views of the buffers and table that it saw last."""
+
+    def __init__(self) -> None:
+        self._memory: StepMemory | None = None
+
+    def apply_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
+        table.numpy()[rows.numpy()] = values.numpy()
+
+    def apply_spans(self, flat: Tensor, starts: Sequence[int], counts: Sequence[int], values: Tensor) -> None:
+        target, source, offset = flat.numpy(), values.numpy(), 0
+        for start, count in zip(starts, counts, strict=True):
+            target[start : start + count] = source[offset : offset + count]
+            offset += count
+
+    def prepare(self, buffers: StepBuffers, table: TableViews, num_rows: int, num_tokens: int, num_logits: int) -> None:
+        self._of(buffers, table).prepare(num_rows, num_tokens, num_logits)
+
+    def post_update(
+        self, buffers: StepBuffers, table: TableViews, num_rows: int, num_logits: int, sampled: Tensor
+    ) -> None:
+        self._of(buffers, table).commit(num_rows, num_logits, sampled.numpy())
+
+    def _of(self, buffers: StepBuffers, table: TableViews) -> StepMemory:
+        memory = self._memory
+        if memory is None or memory.buffers is not buffers or memory.table is not table:
+            memory = self._memory = StepMemory(buffers, table)
+        return memory
+
+
+class StepMemory:
+    """Numpy views of one engine's step buffers and request table."""
+
+    def __init__(self, buffers: StepBuffers, table: TableViews) -> None:
+        self.buffers, self.table = buffers, table
+        b, t = buffers, table
+        self._rows, self._scheduled, self._starts = b.rows.numpy(), b.num_scheduled.numpy(), b.query_start_loc.numpy()
+        self._logits_rows, self._arange = b.logits_rows.numpy(), b.arange.numpy()
+        self._input_ids, self._positions, self._seq_lens = b.input_ids.numpy(), b.positions.numpy(), b.seq_lens.numpy()
+        self._logits_indices, self._logits_req = b.logits_indices.numpy(), b.expanded_idx_mapping.numpy()
+        self._draw_positions, self._seeds = b.draw_positions.numpy(), b.seeds.numpy()
+        self._token_ids, self._num_tokens = t.token_ids.numpy(), t.num_tokens.dev.numpy()
+        self._num_computed, self._seed = t.num_computed_tokens.dev.numpy(), t.seed.dev.numpy()
+        tables, slots = (x.numpy() for x in t.block_table), (x.numpy() for x in b.slot_mapping)
+        self._groups = list(zip(tables, slots, b.block_sizes, strict=True))
+
+    def prepare(self, num_rows: int, num_tokens: int, num_logits: int) -> None:
+        """The step's token ids, positions, lengths, slots and logits rows."""
+        rows, scheduled = self._rows[:num_rows], self._scheduled[:num_rows]
+        computed = self._num_computed[rows]
+        self._seq_lens[:num_rows] = computed + scheduled
+        positions = self._positions[:num_tokens]
+        if num_tokens == num_rows:  # one token a row: no row has to be found for a token
+            token_rows = rows
+            positions[:] = computed
+        else:
+            token_rows = rows.repeat(scheduled)
+            positions[:] = (computed - self._starts[:num_rows]).repeat(scheduled)
+            positions += self._arange[:num_tokens]
+        self._input_ids[:num_tokens] = self._token_ids[token_rows, positions]
+        self._find_slots(token_rows, positions)
+        self._find_logits(num_logits)
+
+    def _find_slots(self, token_rows: NDArray[Any], positions: NDArray[Any]) -> None:
+        """The KV slot of each token in every group; groups of one block size divide once."""
+        divided = 0
+        for blocks, slots, size in self._groups:
+            if size != divided:
+                column, divided = positions // size, size
+                offset = positions - column * size
+            slots[: len(positions)] = blocks[token_rows, column] * size + offset
+
+    def _find_logits(self, num_logits: int) -> None:
+        """Which hidden states give logits, whose they are, and which token of its sequence each of them draws."""
+        batch_rows = self._logits_rows[:num_logits]
+        req_idx = self._logits_req[:num_logits] = self._rows[batch_rows]
+        self._logits_indices[:num_logits] = self._starts[batch_rows + 1] - 1
+        self._draw_positions[:num_logits] = self._seq_lens[batch_rows]
+        self._seeds[:num_logits] = self._seed[req_idx]
+
+    def commit(self, num_rows: int, num_logits: int, sampled: NDArray[Any]) -> None:
+        """Advances lengths and appends the drawn tokens [L], one a logits row."""
+        self._num_computed[self._rows[:num_rows]] = self._seq_lens[:num_rows]
+        if not num_logits:
+            return
+        req_idx, position = self._logits_req[:num_logits], self._draw_positions[:num_logits]
+        # nothing reads a token drawn at max_model_len, see the reference: keep it inside
+        place = position.clip(max=self._token_ids.shape[1] - 1)
+        self._token_ids[req_idx, place] = sampled
+        self._num_tokens[req_idx] = position + 1
