@@ -15,7 +15,7 @@ from framework.engine.build import build_engine
 from framework.engine.interrupt import between_steps
 from framework.engine.progress import Progress
 from framework.errors import NotBuiltError, RequestError
-from framework.request import OutputKind, RequestOutput, SamplingParams
+from framework.request import OutputKind, PoolingParams, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -176,6 +176,8 @@ def _whole(params: SamplingParams | None) -> SamplingParams | None:
 
 def _params_list(params: Any, count: int) -> list[SamplingParams | None]:
     """One entry a prompt."""
+    if isinstance(params, PoolingParams):
+        raise NotBuiltError("PoolingParams: pooling is not built yet; pass SamplingParams")
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
     if not isinstance(params, Sequence):

@@ -1,26 +1,49 @@
-"""What observe stages collect reaches whoever reads the step's output."""
+"""What an observe stage collects is in the output of the step."""
 
-from dataclasses import replace
+from framework.config import Config, EngineOptions, ModelConfig, SamplerConfig, StageConfig
+from framework.engine.build import build_engine
+from framework.interfaces import StageSpec
+from framework.plugins import ComponentSpec, Registry
+from framework.request import SamplingParams
 
-from framework import SamplingParams
+
+class Watch:
+    """Observes the number of rows of a step."""
+
+    spec = StageSpec("watch", kind="observe")
+
+    def __init__(self, options, ctx):
+        pass
+
+    def wants(self, params):
+        return params.seed == 1
+
+    def validate(self, params):
+        pass
+
+    def add_request(self, req_idx, params, request):
+        pass
+
+    def observe(self, raw_logits, processed, rows, ids):
+        return len(ids)
+
+    def collect(self, payload):
+        return f"{payload} rows"
+
+    def commit(self, rows, sampled, num_valid):
+        pass
 
 
-def test_payloads_of_observe_stages_are_in_the_steps_output(llm, monkeypatch):
-    pipeline = llm.engine.core.executor._runner.pipeline
-    sample = pipeline.sample
-
-    def with_payload(logits, rows):
-        return replace(sample(logits, rows), payloads={"watch": len(logits)})
-
-    class Watch:
-        key = "watch"
-
-        class stage:
-            collect = staticmethod(lambda payload: payload * 10)
-
-    monkeypatch.setattr(pipeline, "sample", with_payload)
-    monkeypatch.setattr(pipeline, "_observers", [Watch])
-    llm.engine.add_request("a", [4], SamplingParams(temperature=0, max_tokens=1))
-    monkeypatch.setattr(pipeline, "_running", lambda stages, plan: [])
-    llm.engine.step()
-    assert llm.engine.core.last_output.payloads == {"watch": 10}
+def test_payload_of_an_observe_stage_is_in_the_steps_output(folder):
+    plugins = Registry.load()
+    plugins._announce("tests", "tests", "1", [ComponentSpec("stage", "watch", f"{__name__}:Watch")])
+    sampler = SamplerConfig(name="watched", stages=(StageConfig("greedy", "greedy"), StageConfig("watch", "watch")))
+    config = Config(ModelConfig(path=str(folder)), EngineOptions(dtype="float32", max_model_len=32), sampler=sampler)
+    engine = build_engine(config, plugins)
+    engine.add_request("a", [4], SamplingParams(max_tokens=2))
+    engine.step()
+    assert engine.core.last_output.payloads == {}
+    engine.add_request("b", [4], SamplingParams(max_tokens=2, seed=1))
+    engine.step()
+    assert engine.core.last_output.payloads == {"watch": "2 rows"}
+    engine.close()

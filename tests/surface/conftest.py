@@ -1,6 +1,7 @@
 """Folders and engines of the tests from outside: crafted models, a small tokenizer, the command line."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -64,6 +65,15 @@ def chain(folders):
 def mixed(folders):
     with LLM(folders["mixed"], overrides=SMALL) as llm:
         yield llm
+
+
+@pytest.fixture
+def quiet_logging():
+    """Puts the log back as it was: a command line in this process sets it up for a process of its own."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers, root.level = handlers, level
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def test_hit_is_whole_blocks_and_a_full_hit_gives_up_its_last(cached, length, hi
 def test_hit_is_a_prefix_and_outputs_are_cached_as_well(cached):
     first = [5] * 16 + [6] * 16
     (output,) = cached.generate([first], SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
-    assert cached_tokens(cached, [5] * 16 + [7] * 16, [7] + first) == [16, 0]
+    assert cached_tokens(cached, [5] * 16 + [7] * 16, [7, *first]) == [16, 0]
     assert cached_tokens(cached, first + output.outputs[0].token_ids) == [48]
 
 
@@ -238,23 +238,30 @@ NAN, EMPTY, INFINITE = 17, 18, 19
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory):
-    """A chain whose tokens 17, 18 and 19 are followed by logits that are NaN, all -inf, and one +inf."""
+    """A chain whose tokens 17, 18 and 19 are followed by logits that are NaN, all -inf, and one +inf.
+
+    NaN stands in the embedding, and so in keys and values; infinities are put into the logits, since no finite weight
+    makes them.
+    """
     vocab = 20
     table = torch.zeros(vocab, vocab)
     table[torch.arange(vocab), (torch.arange(vocab) + 1) % vocab] = 8.0
     folder = save_crafted(tmp_path_factory.mktemp("faulty") / "m", table)
     weights = load_file(folder / "model.safetensors")
-    embedding, head = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
-    embedding[NAN] = torch.nan
-    for token, place in ((EMPTY, vocab), (INFINITE, vocab + 1)):  # places of the hidden state that no token has
-        embedding[token] = 0
-        embedding[token, place] = 1
-        weights["model.norm.weight"][place] = 1e30  # times 1e30 in the head: beyond float32
-    head[:, vocab] = -1e30
-    head[3, vocab + 1] = 1e30
+    weights["model.embed_tokens.weight"][NAN] = torch.nan
     save_file(weights, folder / "model.safetensors")
     words = ["engine.dtype=float32", "engine.max_model_len=64", "scheduler.max_num_seqs=8", "kv_cache.num_blocks=12"]
     with LLM(folder, overrides=words) as llm:
+        model = llm.engine.core.executor._runner.model
+        compute_logits = model.compute_logits
+
+        def with_infinities(rows):
+            logits = compute_logits(rows)
+            logits[rows.argmax(-1) == EMPTY] = -torch.inf
+            logits[rows.argmax(-1) == INFINITE, 3] = torch.inf
+            return logits
+
+        model.compute_logits = with_infinities
         yield llm
 
 

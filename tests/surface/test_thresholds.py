@@ -11,7 +11,7 @@ from framework import LLM, SamplingParams
 from framework.testing.crafted import save_crafted
 
 LOGITS = [2.0, 1.0, 2.0, 1.0, 0.0, 1.0, -1.0, 0.0, -2.0, 0.5, -6.0, -6.0]
-VOCAB, ROWS, DRAWS = len(LOGITS), 8, 200
+VOCAB, ROWS, DRAWS = len(LOGITS), 16, 75
 
 
 @pytest.fixture(scope="module")

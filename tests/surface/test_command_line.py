@@ -1,0 +1,237 @@
+"""`python -m framework` from outside: texts byte for byte, streams, files of prompts, errors of one line."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from framework.cli import main
+from framework.runs.generate import DEFAULT_PROMPTS
+
+SMALL = ("engine.dtype=float32", "engine.max_model_len=64", "kv_cache.num_blocks=64")
+
+
+@pytest.fixture
+def typed(folders, capsysbinary, tmp_path, monkeypatch, quiet_logging):
+    """Runs a command line in this process, in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words, model="chain"):
+        code = 0
+        try:
+            main(["generate", f"model.path={folders[model]}", *SMALL, *words])
+        except SystemExit as end:
+            code = end.code
+        out, err = capsysbinary.readouterr()
+        return code, out.decode(), err.decode()
+
+    return run
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write(path, *lines):
+    path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
+    return f"prompts_file={path}"
+
+
+GREEDY = ("sampler.temperature=0", "sampler.max_tokens=3")
+
+
+def test_prompt_and_its_text_go_to_stdout_and_a_closing_line_to_stderr(typed):
+    code, out, err = typed("prompt=w4 w5", *GREEDY)
+    assert (code, out) == (0, "w4 w5w6 w7 w8\n")
+    last = err.splitlines()[-1]
+    assert last.startswith("1 request, ") and "TTFT" in last and "TPOT" in last and "output tok/s" in last
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Hello, {world} = (what?)", "a=b,c=[d] ${x} \\${y} \\\\", "it's \"so\"", "  two  spaces  ", "line\nbreak\ttab",
+        "ünïcode 漢字 🙂", "null", "1e3", "@", "'\\",
+    ],
+)  # fmt: skip
+def test_prompt_arrives_byte_for_byte(typed, tmp_path, text):
+    if text == "@":  # begins with @: it goes in a file
+        (tmp_path / "p").write_text(text)
+        code, out, _ = typed("prompt=@p", *GREEDY)
+    else:
+        code, out, _ = typed(f"prompt={text}", *GREEDY)
+    assert code == 0
+    assert out.startswith(text) and len(out) > len(text) + 1
+
+
+def test_at_reads_a_file_byte_for_byte(typed, tmp_path):
+    (tmp_path / "prompt.txt").write_bytes("w4\r\n ä w5\n".encode())
+    code, out, _ = typed("prompt=@prompt.txt", *GREEDY)
+    assert (code, out) == (0, "w4\r\n ä w5\nw6 w7 w8\n")
+    code, out, err = typed("prompt=@nowhere.txt", *GREEDY)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: prompt=@nowhere.txt: cannot read the file") and err.count("\n") == 1
+
+
+def test_default_prompts_are_printed_in_order_with_sixty_four_tokens(typed):
+    code, out, err = typed("sampler.temperature=0", "sampler.ignore_eos=true", "engine.max_model_len=128")
+    assert code == 0
+    # The tokenizer reads every word of theirs as w0, so that the chain begins at 1; special tokens are left out.
+    text = " ".join(f"w{(1 + i) % 24}" for i in range(64) if (1 + i) % 24 not in (1, 3))
+    assert out == "".join(f"{prompt}{text}\n\n" for prompt in DEFAULT_PROMPTS)
+    assert "4 requests" in err
+
+
+def test_configured_max_tokens_stands_over_that_of_the_default_prompts(typed, tmp_path):
+    code, _, _ = typed("sampler.temperature=0", "sampler.max_tokens=2", "sampler.ignore_eos=true", "output=o.jsonl")
+    assert code == 0
+    assert [len(line["token_ids"]) for line in lines_of(tmp_path / "o.jsonl")] == [2] * 4
+
+
+def test_checkpoints_own_defaults_reach_the_command_line(folders, typed, tmp_path):
+    import shutil
+
+    folder = tmp_path / "model"
+    shutil.copytree(folders["chain"], folder)
+    (folder / "generation_config.json").write_text('{"top_k": 1}')
+    code, out, _ = typed(f"model.path={folder}", "prompt=w4", "sampler.max_tokens=12")
+    assert (code, out) == (0, "w4" + " ".join(f"w{i}" for i in range(5, 17)) + "\n")
+
+
+def test_prompts_file_gives_one_line_of_output_a_prompt(typed, tmp_path):
+    words = write(
+        tmp_path / "in.jsonl",
+        {"prompt": "w4 w5", "id": "first"},
+        "\n",
+        {"prompt_token_ids": [7], "max_tokens": 1},
+        {"messages": [{"role": "user", "content": "w7"}], "id": 9, "stop_token_ids": [11]},
+        {"prompt": "w4", "temperature": 1.0, "top_k": 1, "seed": 3},
+    )
+    code, out, _ = typed(words, "output=out.jsonl", *GREEDY)
+    assert (code, out) == (0, "")
+    found = {line["id"]: line for line in lines_of(tmp_path / "out.jsonl")}
+    assert {i: (x["index"], x["text"], x["token_ids"], x["finish_reason"]) for i, x in found.items()} == {
+        "first": (0, "w6 w7 w8", [6, 7, 8], "length"),
+        "2": (2, "w8", [8], "length"),
+        9: (3, "w10", [10, 11], "stop"),
+        "4": (4, "w5 w6 w7", [5, 6, 7], "length"),
+    }
+    for line in found.values():
+        assert set(line) == {"id", "index", "text", "token_ids", "finish_reason", "metrics"}
+        assert {"arrival_time", "queue_time", "ttft", "tpot", "itl", "e2e"} == set(line["metrics"])
+
+
+BAD_LINES = [
+    ("{not json\n", "Expecting property name"),
+    ("[1]\n", "must be a JSON object, got list"),
+    ({}, "exactly one of prompt, prompt_token_ids, messages; got none"),
+    ({"prompt": "w4", "prompt_token_ids": [4]}, "exactly one"),
+    ({"prompt": "w4", "temprature": 1}, "Did you mean 'temperature'"),
+    ({"prompt": "w4", "top_p": 2}, r"top_p must be in (0, 1], got 2"),
+    ({"prompt": "w4", "min_tokens": 9}, "min_tokens (9) must not exceed max_tokens (3)"),
+    ({"prompt": "w4", "n": 2}, "n=2 is not built yet"),
+    ({"prompt": ""}, "the prompt is empty"),
+    ({"prompt": 5}, "prompt must be a string"),
+    ({"prompt_token_ids": [99]}, "outside the vocabulary"),
+    ({"prompt_token_ids": [4] * 64}, "the prompt has 64 tokens"),
+    ({"prompt": "\ud800"}, "not valid Unicode"),
+    ({"messages": 5}, ""),
+    ({"messages": [{"content": "no role"}]}, ""),
+    ({"prompt": "w4", "id": None}, "id must be a string or an integer, got None"),
+    ({"prompt": "w4", "id": ""}, "request_id must be a non-empty string"),
+    ({"prompt": "w4", "id": "\ud800"}, "surrogates not allowed"),
+    ({"prompt": "w4", "id": "good"}, "id 'good' stands in an earlier line as well"),
+    ({"prompt": "w4", "stop_token_ids": [99]}, "stop_token_ids holds 99"),
+]
+
+
+def test_bad_line_is_reported_with_its_number_and_the_rest_runs(typed, tmp_path):
+    words = write(
+        tmp_path / "in.jsonl", {"prompt": "w4", "id": "good"}, *(line for line, _ in BAD_LINES), {"prompt": "w9"}
+    )
+    code, out, err = typed(words, "output=out.jsonl", *GREEDY)
+    assert (code, out) == (0, "")
+    reported = dict(line.split(": ", 1) for line in err.splitlines() if line.startswith("prompts_file line"))
+    for number, (_, message) in enumerate(BAD_LINES, start=2):
+        assert message in reported.pop(f"prompts_file line {number}")
+    assert not reported
+    assert sorted(line["text"] for line in lines_of(tmp_path / "out.jsonl")) == ["w10 w11 w12", "w5 w6 w7"]
+
+
+def test_prompts_file_without_output_prints_prompts_and_texts_in_order(typed, tmp_path):
+    words = write(tmp_path / "in.jsonl", {"prompt": "w4", "max_tokens": 9}, {"prompt": "w6", "max_tokens": 1})
+    code, out, _ = typed(words, *GREEDY)
+    assert (code, out) == (0, "w4w5 w6 w7 w8 w9 w10 w11 w12 w13\n\nw6w7\n\n")
+
+
+def test_folder_without_a_tokenizer_serves_a_file_of_token_ids(typed, tmp_path):
+    words = write(tmp_path / "in.jsonl", {"prompt_token_ids": [4]}, {"prompt": "w4"}, {"messages": []})
+    code, _, err = typed(words, "output=out.jsonl", *GREEDY, model="bare")
+    assert code == 0
+    assert [(x["text"], len(x["token_ids"])) for x in lines_of(tmp_path / "out.jsonl")] == [("", 3)]
+    assert "line 2: the model has no tokenizer" in err and "line 3: messages need a chat template" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["prompt=w4", "prompts_file=x"], "prompt and prompts_file are both given"),
+        (["prompts_file=nowhere.jsonl"], "prompts_file=nowhere.jsonl: No such file"),
+        (["output=no/such/folder/o"], "output=no/such/folder/o: No such file"),
+        (["prompt="], "the prompt is empty"),
+        (["prompt=w4", "sampler=greedy", "sampler.temperature=0.5"], "sampler=greedy"),
+        (["prompt=w4", "model.path=/nowhere/at/all"], "model.path=/nowhere/at/all"),
+        (["prompt=w4", "engine.max_model_len=999"], "engine.max_model_len=999 is more than the 256 positions"),
+        (["prompt=w4", "sampler.stop_token_ids=[24]"], "stop_token_ids holds 24"),
+    ],
+)
+def test_error_is_one_line_on_stderr_with_exit_code_2(typed, words, message):
+    code, out, err = typed(*words)
+    assert (code, out) == (2, "")
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and message in errors[0]
+    assert "Traceback" not in err
+
+
+def test_text_without_a_tokenizer_is_an_error_of_one_line(typed):
+    code, out, err = typed("prompt=w4", model="bare")
+    assert (code, out) == (2, "")
+    assert "error: the model has no tokenizer" in err
+
+
+def test_one_prompt_streams_and_an_interrupt_ends_cleanly(folders, tmp_path):
+    words = [f"model.path={folders['chain']}", "engine.dtype=float32", "prompt=w4", "sampler.temperature=0",
+             "sampler.ignore_eos=true", "sampler.max_tokens=250"]  # fmt: skip
+    slow = "import framework.engine.core as c, time; step = c.EngineCore.step\n"
+    slow += "c.EngineCore.step = lambda self: (time.sleep(0.05), step(self))[1]\n"
+    program = f"{slow}from framework.cli import main; main(['generate', *{words!r}])"
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
+    )
+    assert child.stdout.read(len("w4w5 w6")) == b"w4w5 w6"  # long before its 250 tokens are there
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert b"interrupted" in err and b"Traceback" not in err
+    assert len(out.split()) < 60
+    assert not list(tmp_path.iterdir())  # a single run writes no folder
+
+
+def test_stdout_holds_text_alone_in_a_process_of_its_own(command, folders):
+    result = command(
+        f"model.path={folders['chain']}", *SMALL, "prompt=w4 w5", "+sampler=gumbel", "+backend=cpu", *GREEDY
+    )
+    assert (result.returncode, result.stdout) == (0, b"w4 w5w6 w7 w8\n")
+    assert b"1 request, " in result.stderr
+
+
+def test_sweep_over_the_sampler_records_the_figures_of_each_run(command, folders, tmp_path):
+    result = command(
+        "-m", f"model.path={folders['chain']}", *SMALL, "prompt=w4", "+sampler=gumbel,greedy", "output=o.jsonl"
+    )
+    assert result.returncode == 0, result.stderr
+    results = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("multirun/*/*/*/result.json"))]
+    assert [r["status"] for r in results] == ["ok", "ok"]
+    assert all(r["metrics"]["output_tokens_per_s"] > 0 and r["metrics"]["requests"] == 1 for r in results)
