@@ -129,8 +129,11 @@ class LayerOps(Protocol):
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """[T, 2 I] -> [T, I]: silu(first half) * second half."""
 
-    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotary embedding, half-split pairs. q [T, Hq, D], k [T, Hk, D]; cos, sin [T, D / 2] float32."""
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotary embedding, half-split pairs. x [T, H, D] -> the same shape; cos, sin [T, 1, D] float32.
+
+        cos stands twice and the first half of sin is negated: x * cos + (x with its halves swapped) * sin.
+        """
 
 
 class StepOps(Protocol):

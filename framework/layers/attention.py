@@ -19,7 +19,18 @@ class Attention:
     qk_norm_eps  not None: q and k are RMS-normalised over head_dim before the rotation (`q_norm`, `k_norm`)
     """
 
-    __slots__ = ("_num_all", "_out", "_qkv", "_rotate", "_widths", "head_dim", "index", "k_norm", "q_norm")
+    __slots__ = (
+        "_num_all",
+        "_num_rotated",
+        "_out",
+        "_qkv",
+        "_rotate",
+        "_widths",
+        "head_dim",
+        "index",
+        "k_norm",
+        "q_norm",
+    )
 
     def __init__(
         self,
@@ -42,15 +53,16 @@ class Attention:
         self.k_norm = RMSNorm(ctx, f"{prefix}.k_norm", head_dim, qk_norm_eps) if qk_norm_eps is not None else None
         self._rotate = ctx.backend.layer_ops.rotate
         self._widths = [num_heads, num_kv_heads, num_kv_heads]
-        self._num_all = sum(self._widths)
+        self._num_all, self._num_rotated = sum(self._widths), num_heads + num_kv_heads
         self.head_dim = head_dim
         self.index = ctx.add_layer(group, num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5)
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, plan: AttentionPlan) -> Tensor:
-        """[T, hidden_size] -> [T, hidden_size]; cos, sin [T, head_dim / 2] of the tokens' positions."""
+        """[T, hidden_size] -> [T, hidden_size]; cos, sin [T, 1, head_dim] of the tokens' positions."""
         heads = self._qkv(x).view(-1, self._num_all, self.head_dim)
         q, k, v = heads.split(self._widths, dim=1)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = self._rotate(q, k, cos, sin)
+            q, k = self._rotate(self.q_norm(q), cos, sin), self._rotate(self.k_norm(k), cos, sin)
+        else:  # side by side in the fused product: one rotation for both
+            q, k = self._rotate(heads[:, : self._num_rotated], cos, sin).split(self._widths[:2], dim=1)
         return self._out(plan.forward(self.index, q, k, v).flatten(1))

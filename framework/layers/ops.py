@@ -35,16 +35,12 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
-def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotary embedding of q [T, Hq, D] and k [T, Hk, D] by cos, sin [T, D / 2] float32, in the dtypes of q and k.
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of x [T, H, D] by cos, sin [T, 1, D] float32, in the dtype of x.
 
-    Element i is paired with element i + D / 2 (half-split pairs); the rotation counts in float32.
+    Element i is paired with element i + D / 2 (half-split pairs); the rotation counts in float32. cos stands twice and
+    the first half of sin is negated, so that both elements of a pair take the same form.
     Source: RoFormer (arXiv 2104.09864), section 3.2.2, with the pairing of the Hugging Face layout.
     """
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return _rotate_one(q, cos, sin), _rotate_one(k, cos, sin)
-
-
-def _rotate_one(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    wide = x.float()
+    return (wide * cos + wide.roll(x.shape[-1] // 2, -1) * sin).to(x.dtype)

@@ -199,9 +199,10 @@ class Rotary:
         inv, scale = _TYPES[rope.rope_type].frequencies(rope, head_dim, ctx.max_model_len)
         angles = torch.arange(ctx.max_model_len, dtype=torch.float32)[:, None] * inv
         # One table, so that a forward pass gathers once; made on the host so that every device rotates alike.
-        self.table = torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1).to(ctx.device)
+        cos, sin = angles.cos() * scale, angles.sin() * scale
+        self.table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1).to(ctx.device)
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [T] int64 -> cos, sin, each [T, head_dim / 2] float32."""
-        cos, sin = self.table.index_select(0, positions).chunk(2, dim=-1)
+        """positions [T] int64 -> cos, sin, each [T, 1, head_dim] float32 in the layout of `LayerOps.rotate`."""
+        cos, sin = self.table.index_select(0, positions).split(1, dim=1)
         return cos, sin

@@ -17,14 +17,14 @@ def rotary(config, max_model_len=8, head_dim=4):
 def test_rotary_looks_up_the_cosine_of_position_times_frequency():
     cos, sin = rotary({"rope_theta": 100.0})(torch.tensor([0, 7, 3]))
     angles = torch.tensor([0.0, 7.0, 3.0])[:, None] * torch.tensor([1.0, 0.1])
-    torch.testing.assert_close(cos, angles.cos())
-    torch.testing.assert_close(sin, angles.sin())
+    torch.testing.assert_close(cos[:, 0], torch.cat((angles, angles), -1).cos())
+    torch.testing.assert_close(sin[:, 0], torch.cat((-angles, angles), -1).sin())
 
 
 def test_factors_divide_one_frequency_each():
     rope = {"rope_type": "factors", "rope_theta": 100.0, "factors": [1.0, 4.0]}
     cos, _ = rotary({"rope_parameters": rope})(torch.tensor([5]))
-    torch.testing.assert_close(cos, torch.tensor([[5.0, 5.0 * 0.1 / 4]]).cos())
+    torch.testing.assert_close(cos[0, 0, :2], torch.tensor([5.0, 5.0 * 0.1 / 4]).cos())
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,6 @@ def test_a_missing_or_broken_number_is_named():
 
 def test_dynamic_is_refused_beyond_the_checkpoints_own_length():
     config = {"max_position_embeddings": 8, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
-    assert rotary(config, max_model_len=8).table.shape == (8, 4)
+    assert rotary(config, max_model_len=8).table.shape == (8, 2, 4)
     with pytest.raises(CheckpointError, match="max_position_embeddings=8, but max_model_len is 9"):
         rotary(config, max_model_len=9)

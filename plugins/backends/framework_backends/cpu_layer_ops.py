@@ -44,14 +44,9 @@ class CpuLayerOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)
 
-    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """q and k that lie side by side, as views of one fused product do, are rotated together."""
-        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        if not _side_by_side(q, k):
-            return _rotate(q, cos, sin), _rotate(k, cos, sin)
-        heads = q.shape[1] + k.shape[1]
-        rotated = _rotate(q.as_strided((q.shape[0], heads, q.shape[2]), q.stride()), cos, sin)
-        return rotated[:, : q.shape[1]], rotated[:, q.shape[1] :]
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        wide = x.float()
+        return (wide * cos).addcmul_(wide.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
 
 
 class InvariantLayerOps(CpuLayerOps):
@@ -65,19 +60,3 @@ class InvariantLayerOps(CpuLayerOps):
         """torch's own silu and sigmoid count the last few elements of a thread's share otherwise than the rest."""
         gate, up = gate_up.float().chunk(2, dim=-1)
         return (gate / torch.exp(-gate).add_(1)).mul_(up).to(gate_up.dtype)
-
-
-def _side_by_side(q: Tensor, k: Tensor) -> bool:
-    dim, begin = q.shape[2], q.data_ptr() + q.shape[1] * q.shape[2] * q.element_size()
-    return q.dtype == k.dtype and q.stride() == k.stride() and q.stride()[1:] == (dim, 1) and k.data_ptr() == begin
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [T, H, D]; cos, sin [T, 1, D / 2] float32. Rotates in float32."""
-    wide = x.float().view(x.shape[0], x.shape[1], 2, x.shape[2] // 2)
-    first, second = wide.unbind(2)
-    out = torch.mul(wide, cos.unsqueeze(1))
-    out_first, out_second = out.unbind(2)
-    out_first.addcmul_(second, sin, value=-1)
-    out_second.addcmul_(first, sin)
-    return out.view(x.shape).to(x.dtype)

@@ -7,7 +7,9 @@ functions mean is written in `framework.step_ops`, whose results these equal. Th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,7 +49,11 @@ class CpuStepOps:
 
 
 class StepMemory:
-    """Numpy views of one engine's step buffers and request table."""
+    """Numpy views of one engine's step buffers and request table.
+
+    A step finds the caches full of weights, so that a kind of operation costs ten times its usual time when it first
+    appears. Hence few kinds: tables are read and written through flat indices, and both sides of a copy have one dtype.
+    """
 
     def __init__(self, buffers: StepBuffers, table: TableViews) -> None:
         self.buffers, self.table = buffers, table
@@ -57,36 +63,33 @@ class StepMemory:
         self._input_ids, self._positions, self._seq_lens = b.input_ids.numpy(), b.positions.numpy(), b.seq_lens.numpy()
         self._logits_indices, self._logits_req = b.logits_indices.numpy(), b.expanded_idx_mapping.numpy()
         self._draw_positions, self._seeds = b.draw_positions.numpy(), b.seeds.numpy()
-        self._token_ids, self._num_tokens = t.token_ids.numpy(), t.num_tokens.dev.numpy()
-        self._num_computed, self._seed = t.num_computed_tokens.dev.numpy(), t.seed.dev.numpy()
-        tables, slots = (x.numpy() for x in t.block_table), (x.numpy() for x in b.slot_mapping)
-        self._groups = list(zip(tables, slots, b.block_sizes, strict=True))
+        self._token_ids, self._max_len = t.token_ids.view(-1).numpy(), t.token_ids.shape[1]
+        self._num_tokens, self._num_computed = t.num_tokens.dev.numpy(), t.num_computed_tokens.dev.numpy()
+        self._seed = t.seed.dev.numpy()
+        self._groups = [
+            (blocks.view(-1).numpy(), blocks.shape[1], slots.numpy(), size)
+            for blocks, slots, size in zip(t.block_table, b.slot_mapping, b.block_sizes, strict=True)
+        ]
 
     def prepare(self, num_rows: int, num_tokens: int, num_logits: int) -> None:
         """The step's token ids, positions, lengths, slots and logits rows."""
         rows, scheduled = self._rows[:num_rows], self._scheduled[:num_rows]
-        computed = self._num_computed[rows]
-        self._seq_lens[:num_rows] = computed + scheduled
+        computed = self._num_computed[rows].astype(np.int64)
+        np.add(computed, scheduled, out=self._seq_lens[:num_rows])
         positions = self._positions[:num_tokens]
         if num_tokens == num_rows:  # one token a row: no row has to be found for a token
             token_rows = rows
             positions[:] = computed
         else:
             token_rows = rows.repeat(scheduled)
-            positions[:] = (computed - self._starts[:num_rows]).repeat(scheduled)
-            positions += self._arange[:num_tokens]
-        self._input_ids[:num_tokens] = self._token_ids[token_rows, positions]
-        self._find_slots(token_rows, positions)
+            shift = (computed - self._starts[:num_rows]).repeat(scheduled)
+            np.add(shift, self._arange[:num_tokens], out=positions)
+        self._input_ids[:num_tokens] = self._token_ids[token_rows * self._max_len + positions]
+        for blocks, width, slots, size in self._groups:
+            column = positions // size
+            block = blocks[token_rows * width + column].astype(np.int64)
+            np.add((block - column) * size, positions, out=slots[:num_tokens])
         self._find_logits(num_logits)
-
-    def _find_slots(self, token_rows: NDArray[Any], positions: NDArray[Any]) -> None:
-        """The KV slot of each token in every group; groups of one block size divide once."""
-        divided = 0
-        for blocks, slots, size in self._groups:
-            if size != divided:
-                column, divided = positions // size, size
-                offset = positions - column * size
-            slots[: len(positions)] = blocks[token_rows, column] * size + offset
 
     def _find_logits(self, num_logits: int) -> None:
         """Which hidden states give logits, whose they are, and which token of its sequence each of them draws."""
@@ -96,13 +99,13 @@ class StepMemory:
         self._draw_positions[:num_logits] = self._seq_lens[batch_rows]
         self._seeds[:num_logits] = self._seed[req_idx]
 
-    def commit(self, num_rows: int, num_logits: int, sampled: NDArray[Any]) -> None:
+    def commit(self, num_rows: int, num_logits: int, sampled: NDArray[np.int64]) -> None:
         """Advances lengths and appends the drawn tokens [L], one a logits row."""
-        self._num_computed[self._rows[:num_rows]] = self._seq_lens[:num_rows]
+        self._num_computed[self._rows[:num_rows]] = self._seq_lens[:num_rows].astype(np.int32)
         if not num_logits:
             return
         req_idx, position = self._logits_req[:num_logits], self._draw_positions[:num_logits]
         # nothing reads a token drawn at max_model_len, see the reference: keep it inside
-        place = position.clip(max=self._token_ids.shape[1] - 1)
-        self._token_ids[req_idx, place] = sampled
-        self._num_tokens[req_idx] = position + 1
+        place = np.minimum(position, self._max_len - 1)
+        self._token_ids[req_idx * self._max_len + place] = sampled.astype(np.int32)
+        self._num_tokens[req_idx] = (position + 1).astype(np.int32)
