@@ -116,7 +116,7 @@ class Admission:
         return self.tokenizer.encode(text)
 
     def _check_ids(self, ids: Any) -> list[int]:
-        if not isinstance(ids, Sequence):
+        if isinstance(ids, bytes) or not isinstance(ids, Sequence):
             raise TypeError(f"a prompt must be a string, a list of token ids or a dict, got {type(ids).__name__}")
         ids, vocab = list(ids), self.limits.vocab_size
         for place, i in enumerate(ids):
@@ -206,6 +206,22 @@ class Admission:
             # +1: child 0 would be engine.seed itself, the seed of everybody who passes that number.
             return child_seed(self.limits.engine_seed & _SEED_MASK, index + 1)
         return int.from_bytes(os.urandom(8), "little")
+
+
+def chat_prompt(tokenizer: Tokenizer | None, messages: Any, **options: Any) -> Prompt:
+    """A conversation as a prompt: rendered by the chat template, whose special tokens are the only ones it gets.
+
+    options  of `Tokenizer.apply_chat_template`
+    Raises RequestError, TypeError for messages that are no list.
+    """
+    if tokenizer is None:
+        raise RequestError("messages need a chat template, and the model has no tokenizer; use prompt_token_ids")
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise TypeError(f"messages must be a list of dicts with role and content, got {messages!r}")
+    if not messages:
+        raise RequestError("the list of messages is empty; give at least one message")
+    text = tokenizer.apply_chat_template(messages, **options)
+    return Prompt(tokenizer.encode(text, add_special_tokens=False), text)
 
 
 def _refuse_unbuilt(params: SamplingParams) -> None:

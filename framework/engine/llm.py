@@ -10,7 +10,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from framework.config import Config, compose
-from framework.engine.admission import Prompt
+from framework.engine.admission import chat_prompt
 from framework.engine.build import build_engine
 from framework.engine.interrupt import between_steps
 from framework.engine.progress import Progress
@@ -81,18 +81,15 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Like `generate`, of one conversation (a list of messages with `role` and `content`) or a list of them."""
-        tokenizer = self.engine.tokenizer
-        if tokenizer is None:
-            raise RequestError("the model has no tokenizer, so there is no chat template; use generate with token ids")
-        if not messages:
-            return []
-        chats = [messages] if isinstance(messages[0], Mapping) else list(messages)
+        tokenizer, chats = self.engine.tokenizer, _chat_list(messages)
         params = _params_list(sampling_params, len(chats))
-        options = dict(chat_template_kwargs or {})
+        options = {**(chat_template_kwargs or {}), "add_generation_prompt": add_generation_prompt}
         prompts = []
-        for chat in chats:
-            text = tokenizer.apply_chat_template(chat, add_generation_prompt=add_generation_prompt, **options)
-            prompts.append(Prompt(tokenizer.encode(text, add_special_tokens=False), text))
+        for index, chat in enumerate(chats):
+            try:
+                prompts.append(chat_prompt(tokenizer, chat, **options))
+            except (RequestError, TypeError) as e:
+                raise type(e)(f"prompt {index}: {e}") from None
         return self._run(prompts, params, use_tqdm)
 
     def _run(
@@ -158,12 +155,19 @@ def _path_word(model: Any) -> str:
 
 def _prompt_list(prompts: Any) -> list[Any]:
     """A list of prompts; one str, dict or list of ids is one prompt."""
-    if isinstance(prompts, str | Mapping):
+    if isinstance(prompts, str | bytes | Mapping):
         return [prompts]
     if not isinstance(prompts, Sequence):
         raise TypeError(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}")
     is_one = bool(prompts) and all(isinstance(p, int) for p in prompts)
     return [list(prompts)] if is_one else list(prompts)
+
+
+def _chat_list(messages: Any) -> list[Any]:
+    """A list of conversations; a list of messages is one."""
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise TypeError(f"messages must be a list of dicts with role and content, or a list of lists, got {messages!r}")
+    return [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
 
 
 def _whole(params: SamplingParams | None) -> SamplingParams | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TextIO
 
-from framework.errors import ConfigError, NotBuiltError, RequestError
+from framework.errors import ConfigError, NotBuiltError
 from framework.request import OutputKind, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
@@ -186,13 +186,9 @@ class _Generation:
     def _prompt(self, prompt: Any) -> Any:
         if not (isinstance(prompt, dict) and "messages" in prompt):
             return prompt
-        from framework.engine.admission import Prompt
+        from framework.engine.admission import chat_prompt
 
-        tokenizer = self._engine.tokenizer
-        if tokenizer is None:
-            raise RequestError("messages need a chat template, but the model has no tokenizer; use prompt_token_ids")
-        text = tokenizer.apply_chat_template(prompt["messages"], add_generation_prompt=True)
-        return Prompt(tokenizer.encode(text, add_special_tokens=False), text)
+        return chat_prompt(self._engine.tokenizer, prompt["messages"], add_generation_prompt=True)
 
     def _take(self, output: RequestOutput) -> bool:
         """Prints a streamed piece or keeps a finished output; True when the request is finished."""

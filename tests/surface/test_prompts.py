@@ -96,7 +96,26 @@ def test_prompt_that_cannot_fit_in_the_pool_alone_is_refused_with_its_index(fold
         assert ids(llm.generate([[4] * 29], GREEDY)) == [[5, 6, 7]]
 
 
+@pytest.mark.parametrize(
+    ("messages", "kind", "message"),
+    [
+        ({"role": "user", "content": "w4"}, TypeError, "messages must be a list of dicts"),
+        ("w4", TypeError, "messages must be a list of dicts"),
+        ([[{"role": "user", "content": "w4"}], "w4"], TypeError, "prompt 1: messages must be a list of dicts"),
+        ([[{"role": "user", "content": "w4"}], []], ValueError, "prompt 1: the list of messages is empty"),
+        ([[{"role": "user", "content": "w4"}], [{"content": "w4"}]], ValueError, "prompt 1: the chat template refuses"),
+        ([{"role": "user", "content": "w4 " * 70}], ValueError, "prompt 0: the prompt has 72 tokens"),
+    ],
+)
+def test_bad_conversation_names_its_index_and_nothing_has_run(chain, messages, kind, message):
+    before = chain.engine.stats()
+    with pytest.raises(kind, match=message):
+        chain.chat(messages, GREEDY)
+    assert chain.engine.stats() == before
+
+
 @pytest.mark.parametrize(("prompts", "params", "message"), [
+    (b"w4", GREEDY, "prompt 0: a prompt must be a string, a list of token ids or a dict, got bytes"),
     (7, GREEDY, "prompts must be a prompt or a list of prompts, got int"),
     ([[4]], {"temperature": 0}, "sampling_params must be a SamplingParams or a list of them, got dict"),
     ([[4]], [{"temperature": 0}], "prompt 0: sampling_params must be a SamplingParams, got dict"),
@@ -124,7 +143,7 @@ def test_folder_without_a_tokenizer_serves_token_ids_without_text(bare, params):
     [
         (lambda llm: llm.generate("w4", GREEDY), "prompt 0: the model has no tokenizer.*prompt_token_ids"),
         (lambda llm: llm.generate([4], SamplingParams(detokenize=True)), "detokenize=True needs a tokenizer"),
-        (lambda llm: llm.chat([{"role": "user", "content": "a"}], GREEDY), "no chat template"),
+        (lambda llm: llm.chat([{"role": "user", "content": "a"}], GREEDY), "prompt 0: messages need a chat template"),
     ],
 )
 def test_folder_without_a_tokenizer_refuses_what_needs_one(bare, call, message):
