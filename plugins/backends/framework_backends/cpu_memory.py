@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import math
+import mmap
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from framework.errors import ConfigError
 
-_ALIGNMENT = 64  # a cache line
 _CGROUP = Path("/sys/fs/cgroup")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _KEPT_BYTES = 1 << 30
@@ -35,11 +36,18 @@ def keep_freed_memory() -> bool:
 
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Zeros whose pages become resident when they are first written: the system hands out zeroed pages on demand."""
-    num_bytes = int(np.prod(shape)) * dtype.itemsize
-    raw = np.zeros(num_bytes + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return torch.from_numpy(raw[start : start + num_bytes]).view(dtype).view(tuple(shape))
+    """Zeros whose pages become resident when they are first written: the system hands out zeroed pages on demand.
+
+    Small pages are asked for: a block of one head is a few kilobytes, and with pages of 2 MB the first blocks of every
+    head and layer of a small model kept 250 MB more in memory, for no gain in speed.
+    """
+    size = math.prod(shape)
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    memory = mmap.mmap(-1, size * dtype.itemsize, **private)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system without huge pages refuses the advice
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype, count=size).view(tuple(shape))
 
 
 def kv_bytes(max_model_len: int, bytes_per_token: int, fraction: float | None, free: int) -> int:
