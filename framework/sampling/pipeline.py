@@ -127,13 +127,14 @@ class SamplerPipeline:
         for one in self._running(self._shared, plan):
             one.stage.apply(work, rows)
         top, ids = best(work)
+        chosen, processed = top, work
         if self._all_greedy:
             ids = self._select.stage.select(work, rows, *open_interval(len(work), work.device))
-        chosen = work.gather(1, ids.unsqueeze(1)).squeeze(1)
-        processed = work
+            chosen = work.gather(1, ids.unsqueeze(1)).squeeze(1)
         if plan.random is not None:
             ids, chosen, processed = self._draw(work, rows, plan, ids, chosen, bool(observers))
-        result = SampleResult(ids, ~(top.isfinite() & chosen.isfinite()), top, chosen, rows.req_idx_np)
+        finite = top.isfinite() if chosen is top else top.isfinite() & chosen.isfinite()
+        result = SampleResult(ids, ~finite, top, chosen, rows.req_idx_np)
         if plan.wanting is not None:
             kept_ids = ids if len(plan.wanting) == len(ids) else ids.index_select(0, _index(plan.wanting, ids))
             k = int(self._num_logprobs[rows.req_idx_np].max())
@@ -144,11 +145,11 @@ class SamplerPipeline:
 
     def _plan(self, rows: Rows) -> _Plan:
         each = self._bits[rows.req_idx_np]
-        bits = int(np.bitwise_or.reduce(each))
+        bits = _union(each)
         return _Plan(
             bits=bits,
-            random=np.flatnonzero(each & np.uint64(DRAWS)) if bits & DRAWS else None,
-            wanting=np.flatnonzero(each & np.uint64(LOGPROBS)) if bits & LOGPROBS else None,
+            random=(each & np.uint64(DRAWS)).nonzero()[0] if bits & DRAWS else None,
+            wanting=(each & np.uint64(LOGPROBS)).nonzero()[0] if bits & LOGPROBS else None,
         )
 
     def _running(self, stages: Sequence[Deployed], plan: _Plan) -> list[Deployed]:
@@ -188,8 +189,10 @@ class SamplerPipeline:
 
     def commit(self, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None:
         """Tells the stages of the step what was accepted. sampled [R, k + 1], num_valid [R], on the device."""
-        for one in self._running(self.stages, self._plan(rows)):
-            one.stage.commit(rows, sampled, num_valid)
+        bits = _union(self._bits[rows.req_idx_np])
+        for one in self.stages:
+            if one.bit & bits:
+                one.stage.commit(rows, sampled, num_valid)
 
     # ----------------------------------------------------------------------------------------- on the host
 
@@ -197,13 +200,12 @@ class SamplerPipeline:
         """(ids [L], logprobs columns or None, {logits row: what is wrong with it}). Waits for the device."""
         ids = result.ids.cpu().numpy().astype(np.int32)
         logprobs = None if result.logprobs is None else to_host(result.logprobs, len(ids))
-        bad = np.flatnonzero(result.bad.cpu().numpy())
-        return ids, logprobs, {int(row): self._fault(result, int(row)) for row in bad}
+        bad = result.bad.cpu().numpy().nonzero()[0].tolist()
+        return ids, logprobs, {row: self._fault(result, row) for row in bad}
 
     def collect_payloads(self, result: SampleResult) -> dict[str, Any]:
         """{stage name: payload on the host} of the observe stages that ran."""
-        by_key = {s.key: s.stage for s in self._observers}
-        return {key: by_key[key].collect(payload) for key, payload in result.payloads.items()}
+        return {s.key: s.stage.collect(result.payloads[s.key]) for s in self._observers if s.key in result.payloads}
 
     def _fault(self, result: SampleResult, row: int) -> str:
         """Why a row cannot be sampled. Runs for faulty rows only."""
@@ -216,6 +218,14 @@ class SamplerPipeline:
         if top == -np.inf and masks:
             return f"no token is left to choose: stages {', '.join(masks)} together mask the whole vocabulary"
         return "the model's logits are not numbers"
+
+
+def _union(bits: NDArray[np.uint64]) -> int:
+    # rows of a step share few patterns: a set of them costs less than a reduction over as few numbers
+    union = 0
+    for pattern in set(bits.tolist()):
+        union |= pattern
+    return union
 
 
 def _index(rows: NDArray[np.int64], like: Tensor) -> Tensor:

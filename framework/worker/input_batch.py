@@ -6,7 +6,8 @@ The host packs what it decided (rows, spans, logits rows) into one array, copies
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from framework.batch import InputBatch, Rows, SchedulerOutput
 from framework.step_ops import StepBuffers
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from framework.interfaces import KVGroup, StepOps
     from framework.step_ops import TableViews
 
@@ -30,7 +33,8 @@ class InputBuffers:
         self._host = np.zeros(4 * max_rows + 1, np.int64)
         # On a host device this is the same memory: the one copy a step costs nothing there.
         packed = torch.from_numpy(self._host).to(device)
-        self._packed = packed
+        self._one_each = np.arange(max_rows + 1)  # query_start_loc of a step of one token a row
+        self._packed, self._is_shared = packed, packed.data_ptr() == self._host.ctypes.data
 
         def ints(n: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(n, dtype=dtype, device=device)
@@ -54,48 +58,77 @@ class InputBuffers:
         )
         self._draft_offset = ints(r, torch.int32)
         self._no_drafts = ints(r).view(r, 1)[:, :0]
+        self._views = self._view(r, max_tokens, r)
 
     def prepare(self, scheduled: SchedulerOutput, table: TableViews) -> InputBatch:
         """The step's batch. T = scheduled tokens, R = rows, L = rows that sample; R must be at least 1."""
-        r, tokens = scheduled.num_rows, scheduled.num_tokens
-        logits_rows = np.flatnonzero(scheduled.samples).astype(np.int32)
-        n = len(logits_rows)
-        m, host = self._max_rows, self._host
-        host[:r] = scheduled.rows
-        host[m : m + r] = scheduled.num_scheduled_tokens
-        host[2 * m : 2 * m + n] = logits_rows
-        host[3 * m] = 0
-        np.cumsum(scheduled.num_scheduled_tokens, out=host[3 * m + 1 : 3 * m + 1 + r])
-        if self._packed.device.type != "cpu":
-            self._packed.copy_(torch.from_numpy(host), non_blocking=True)
+        rows, num_scheduled = scheduled.rows, scheduled.num_scheduled_tokens
+        logits_rows = scheduled.samples.nonzero()[0].astype(np.int32)
+        r, n = len(rows), len(logits_rows)
+        tokens = self._send(rows, num_scheduled, logits_rows)
         self._ops.prepare(self.buffers, table, r, tokens, n)
-        b = self.buffers
+        if self._views.shape != (r, tokens, n):
+            self._views = self._view(r, tokens, n)
         return InputBatch(
-            input_ids=b.input_ids[:tokens],
-            positions=b.positions[:tokens],
-            query_start_loc=b.query_start_loc[: r + 1],
-            seq_lens=b.seq_lens[:r],
-            idx_mapping=b.rows[:r],
-            logits_indices=b.logits_indices[:n],
-            expanded_idx_mapping=b.expanded_idx_mapping[:n],
-            draft_offset=self._draft_offset[:n],
-            slot_mapping=tuple(s[:tokens] for s in b.slot_mapping),
+            **self._views.batch,
             block_table=table.block_table,
-            rows_np=scheduled.rows,
-            num_scheduled_tokens_np=scheduled.num_scheduled_tokens,
+            rows_np=rows,
+            num_scheduled_tokens_np=num_scheduled,
             logits_rows_np=logits_rows,
-            seq_lens_max_np=scheduled.num_computed_tokens + scheduled.num_scheduled_tokens,
+            seq_lens_max_np=scheduled.num_computed_tokens + num_scheduled,
         )
 
     def logits_view(self, batch: InputBatch) -> Rows:
-        """The same step as the sampler sees it: one entry a logits row."""
-        n = len(batch.logits_rows_np)
-        return Rows(
-            req_idx=batch.expanded_idx_mapping,
-            offset=batch.draft_offset,
-            position=self.buffers.draw_positions[:n],
-            seed=self.buffers.seeds[:n],
-            drafts=self._no_drafts[:n],
-            num_drafts=self._draft_offset[:n],
-            req_idx_np=batch.rows_np[batch.logits_rows_np],
-        )
+        """The step that was prepared last, as the sampler sees it: one entry a logits row."""
+        rows, at = batch.rows_np, batch.logits_rows_np
+        return Rows(**self._views.logits, req_idx_np=rows if len(at) == len(rows) else rows[at])
+
+    def _send(self, rows: NDArray[np.int32], num_scheduled: NDArray[np.int32], logits_rows: NDArray[np.int32]) -> int:
+        """Packs what the host decided and copies it to the device; returns the number of tokens."""
+        m, r, host = self._max_rows, len(rows), self._host
+        host[:r] = rows
+        host[m : m + r] = num_scheduled
+        host[2 * m : 2 * m + len(logits_rows)] = logits_rows
+        tokens = sum(num_scheduled.tolist())
+        starts = host[3 * m : 3 * m + r + 1]
+        if tokens == r:
+            starts[:] = self._one_each[: r + 1]
+        else:
+            host[m : m + r].cumsum(out=starts[1:])  # behind the 0 that stands there for good
+        if not self._is_shared:
+            self._packed.copy_(torch.from_numpy(host), non_blocking=True)
+        return tokens
+
+    def _view(self, r: int, tokens: int, n: int) -> _Views:
+        b = self.buffers
+        batch = {
+            "input_ids": b.input_ids[:tokens],
+            "positions": b.positions[:tokens],
+            "query_start_loc": b.query_start_loc[: r + 1],
+            "seq_lens": b.seq_lens[:r],
+            "idx_mapping": b.rows[:r],
+            "logits_indices": b.logits_indices[:n],
+            "expanded_idx_mapping": b.expanded_idx_mapping[:n],
+            "draft_offset": self._draft_offset[:n],
+            "slot_mapping": tuple(s[:tokens] for s in b.slot_mapping),
+        }
+        logits = {
+            "req_idx": batch["expanded_idx_mapping"],
+            "offset": batch["draft_offset"],
+            "position": b.draw_positions[:n],
+            "seed": b.seeds[:n],
+            "drafts": self._no_drafts[:n],
+            "num_drafts": self._draft_offset[:n],
+        }
+        return _Views((r, tokens, n), batch, logits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Views:
+    """Views of the buffers for steps of one shape (R, T, L). Decode steps repeat it, and slicing a tensor costs more
+    than filling it. batch, logits: tensors of `InputBatch` and of `Rows` by name.
+    """
+
+    shape: tuple[int, int, int]
+    batch: dict[str, Any]
+    logits: dict[str, Any]

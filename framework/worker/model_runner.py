@@ -20,7 +20,7 @@ from framework.worker.input_batch import InputBuffers
 
 if TYPE_CHECKING:
     from framework.interfaces import AttentionBackend, Backend, KVGroup, KVSpec, Model, StepFuture
-    from framework.sampling.pipeline import SamplerPipeline
+    from framework.sampling.pipeline import SampleResult, SamplerPipeline
     from framework.worker.request_table import RequestTable
 
 _UNBUILT = (
@@ -53,6 +53,8 @@ class ModelRunner:
         self.kv, self.kv_specs = kv, kv_specs
         self._attention = [(g.name, attention[g.name]) for g in groups]
         self._inputs = InputBuffers(table.num_rows, max_num_batched_tokens, groups, backend.device, backend.step_ops)
+        self._ones = torch.ones(table.num_rows, dtype=torch.int32, device=backend.device)
+        self._no_ids = torch.zeros(0, dtype=torch.int64, device=backend.device)
         self._executable = backend.compile(self._step, None)
 
     def execute(self, scheduled: SchedulerOutput) -> StepFuture:
@@ -64,38 +66,55 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _step(self, scheduled: SchedulerOutput) -> StepOutput:
-        times = [perf_counter()]
+        clock = _Clock()
         self._update_rows(scheduled)
+        clock.mark("rows")
         if not scheduled.num_rows:
-            return StepOutput(sampled=np.zeros((0, 1), np.int32), num_valid=np.zeros(0, np.int32))
-        times.append(perf_counter())
+            return StepOutput(np.zeros((0, 1), np.int32), np.zeros(0, np.int32), timings=clock.seconds)
         batch = self._inputs.prepare(scheduled, self.table.views)
-        times.append(perf_counter())
+        clock.mark("prepare")
         ctx = ForwardContext({name: a.plan(batch, i) for i, (name, a) in enumerate(self._attention)})
-        times.append(perf_counter())
+        clock.mark("plan")
+        logits = self._forward(batch, ctx)
+        clock.mark("forward")
+        result = None if logits is None else self._sample(logits, batch)
+        clock.mark("sample")
+        self._post_update(batch, self._no_ids if result is None else result.ids)
+        output = self._collect(scheduled, batch, result)
+        clock.mark("post")
+        output.timings = clock.seconds
+        return output
+
+    def _forward(self, batch: InputBatch, ctx: ForwardContext) -> torch.Tensor | None:
+        """Logits [L, V] of the rows that sample, None when no row does."""
         hidden = self.model.forward(self.model.embed(batch.input_ids), batch.positions, ctx).hidden
         if not len(batch.logits_rows_np):
-            self._post_update(batch, hidden.new_zeros(0, dtype=torch.int64))
-            times += [perf_counter()] * 3
-            return _output(scheduled, times)
-        logits = self.model.compute_logits(hidden.index_select(0, batch.logits_indices))
-        times.append(perf_counter())
+            return None
+        return self.model.compute_logits(hidden.index_select(0, batch.logits_indices))
+
+    def _sample(self, logits: torch.Tensor, batch: InputBatch) -> SampleResult:
         rows = self._inputs.logits_view(batch)
         result = self.pipeline.sample(logits, rows)
-        num_valid = torch.ones_like(rows.num_drafts)
-        self.pipeline.commit(rows, result.ids.unsqueeze(1), num_valid)
-        times.append(perf_counter())
-        self._post_update(batch, result.ids)
-        output = _output(scheduled, times)
-        ids, output.logprobs, errors = self.pipeline.collect(result)
-        output.payloads = self.pipeline.collect_payloads(result)
-        batch_rows = batch.logits_rows_np
-        output.sampled[batch_rows, 0] = ids
-        output.num_valid[batch_rows] = 1
-        output.errors = {int(batch_rows[i]): text for i, text in errors.items()}
-        times.append(perf_counter())
-        _time(output, times)
-        return output
+        self.pipeline.commit(rows, result.ids.unsqueeze(1), self._ones[: len(logits)])
+        return result
+
+    def _collect(self, scheduled: SchedulerOutput, batch: InputBatch, result: SampleResult | None) -> StepOutput:
+        """The step's output on the host: the only part that waits for the device."""
+        num_valid = scheduled.samples.astype(np.int32)
+        if result is None:
+            return StepOutput(np.full((scheduled.num_rows, 1), -1, np.int32), num_valid)
+        sampled, logprobs, errors = self.pipeline.collect(result)
+        at = batch.logits_rows_np
+        if len(at) < scheduled.num_rows:
+            ids, sampled = sampled, np.full(scheduled.num_rows, -1, np.int32)
+            sampled[at] = ids
+        return StepOutput(
+            sampled=sampled.reshape(-1, 1),
+            num_valid=num_valid,
+            logprobs=logprobs,
+            errors={int(at[i]): text for i, text in errors.items()},
+            payloads=self.pipeline.collect_payloads(result),
+        )
 
     def _update_rows(self, scheduled: SchedulerOutput) -> None:
         """Rows that left are released before rows that arrive: an arriving request may take a row of this very step."""
@@ -129,16 +148,16 @@ class ModelRunner:
         self.backend.step_ops.post_update(self._inputs.buffers, self.table.views, rows, logits_rows, sampled)
 
 
-_PARTS = ("rows", "prepare", "plan", "forward", "sample", "post")
+class _Clock:
+    """Host seconds of the step's parts, each from the mark before it to its own."""
 
+    __slots__ = ("_last", "seconds")
 
-def _output(scheduled: SchedulerOutput, times: list[float]) -> StepOutput:
-    r = scheduled.num_rows
-    output = StepOutput(sampled=np.full((r, 1), -1, np.int32), num_valid=np.zeros(r, np.int32))
-    _time(output, times)
-    return output
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = perf_counter()
 
-
-def _time(output: StepOutput, times: list[float]) -> None:
-    """Host seconds of the step's parts, from the moments between them."""
-    output.timings = {part: b - a for part, a, b in zip(_PARTS, times, times[1:], strict=False)}
+    def mark(self, part: str) -> None:
+        now = perf_counter()
+        self.seconds[part] = now - self._last
+        self._last = now
