@@ -52,7 +52,8 @@ class StepMemory:
     """Numpy views of one engine's step buffers and request table.
 
     A step finds the caches full of weights, so that a kind of operation costs ten times its usual time when it first
-    appears. Hence few kinds: tables are read and written through flat indices, and both sides of a copy have one dtype.
+    appears. Hence few kinds: tables are read and written through flat indices, both sides of a copy have one dtype, and
+    `prepare` works out what `commit` writes. One step at a time, then: the backend's max_in_flight is 1.
     """
 
     def __init__(self, buffers: StepBuffers, table: TableViews) -> None:
@@ -75,7 +76,8 @@ class StepMemory:
         """The step's token ids, positions, lengths, slots and logits rows."""
         rows, scheduled = self._rows[:num_rows], self._scheduled[:num_rows]
         computed = self._num_computed[rows].astype(np.int64)
-        np.add(computed, scheduled, out=self._seq_lens[:num_rows])
+        seq_lens = np.add(computed, scheduled, out=self._seq_lens[:num_rows])
+        self._ends = seq_lens.astype(np.int32)
         positions = self._positions[:num_tokens]
         if num_tokens == num_rows:  # one token a row: no row has to be found for a token
             token_rows = rows
@@ -96,16 +98,16 @@ class StepMemory:
         batch_rows = self._logits_rows[:num_logits]
         req_idx = self._logits_req[:num_logits] = self._rows[batch_rows]
         self._logits_indices[:num_logits] = self._starts[batch_rows + 1] - 1
-        self._draw_positions[:num_logits] = self._seq_lens[batch_rows]
+        self._draw_positions[:num_logits] = position = self._seq_lens[batch_rows]
         self._seeds[:num_logits] = self._seed[req_idx]
+        # nothing reads a token drawn at max_len, see the reference: its place is one further down, inside the row
+        self._places = req_idx * self._max_len + (position - position // self._max_len)
+        self._num_known = (position + 1).astype(np.int32)
 
     def commit(self, num_rows: int, num_logits: int, sampled: NDArray[np.int64]) -> None:
-        """Advances lengths and appends the drawn tokens [L], one a logits row."""
-        self._num_computed[self._rows[:num_rows]] = self._seq_lens[:num_rows].astype(np.int32)
-        if not num_logits:
-            return
-        req_idx, position = self._logits_req[:num_logits], self._draw_positions[:num_logits]
-        # nothing reads a token drawn at max_model_len, see the reference: keep it inside
-        place = np.minimum(position, self._max_len - 1)
-        self._token_ids[req_idx * self._max_len + place] = sampled.astype(np.int32)
-        self._num_tokens[req_idx] = (position + 1).astype(np.int32)
+        """Advances lengths and appends the drawn tokens [L], one a logits row, of the step that was prepared last."""
+        assert (num_rows, num_logits) == (len(self._ends), len(self._places)), "another step was prepared since"
+        self._num_computed[self._rows[:num_rows]] = self._ends
+        if num_logits:
+            self._token_ids[self._places] = sampled.astype(np.int32)
+            self._num_tokens[self._logits_req[:num_logits]] = self._num_known
