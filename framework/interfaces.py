@@ -285,7 +285,10 @@ class AttentionBackend(Protocol):
     def bind(self, layers: Sequence[LayerSpec], kv: Sequence[Tensor]) -> None:
         """Called once after allocation: kv[i] belongs to layers[i]."""
 
-    def add_request(self, req_idx: int) -> None: ...
+    def add_request(self, req_idx: int) -> None:
+        """The row's blocks so far are void: another request has it, or blocks were replaced. Between two such calls
+        the blocks of a row only grow, and what an earlier `plan` learnt of them may be kept."""
+
     def release(self, req_idx: int) -> None: ...
     def plan(self, batch: InputBatch, group: int) -> AttentionPlan: ...
 

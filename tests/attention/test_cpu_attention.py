@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from framework.batch import InputBatch
 from framework.errors import ConfigError
 from framework.interfaces import AttentionContext, LayerSpec
 from framework.testing.attention import CASES, AttentionCase, BuiltCase, build, reference
@@ -135,6 +136,53 @@ def test_a_lone_decode_reads_its_keys_where_they_lie(consecutive: bool, window: 
     torch.testing.assert_close(
         LoneDecode(bound, span, window, Scratch())(bound, q)[0].double(), expected, atol=2e-6, rtol=0
     )
+
+
+@pytest.mark.parametrize("lengths", ([3, 15, 16, 17, 31, 40], [3, 900, 16, 7, 1100, 40]), ids=("one_span", "cut"))
+@pytest.mark.parametrize("invariant", (False, True), ids=("fast", "invariant"))
+def test_decodes_that_go_on_equal_a_plan_made_anew(lengths: list[int], invariant: bool) -> None:
+    steps, replaced_at = 40, 25
+    lasting, kv = make_attention(by_name["whole_prompt"], 16, torch.float32, 600, invariant=invariant)
+    generator = torch.Generator().manual_seed(1)
+    kv.normal_(generator=generator)
+    table = torch.zeros(len(lengths) + 1, 100, dtype=torch.int32)
+    blocks = (torch.randperm(599, generator=generator) + 1).tolist()
+    lens, num_followed = list(lengths), 0
+    for step in range(steps):
+        if step == replaced_at:  # another request in the same row, at just the length that the former one would have
+            table[3] = 0
+            lasting.add_request(3)
+        for row, length in enumerate(lens, start=1):
+            for column in range(-(-length // 16)):
+                if not table[row, column]:
+                    table[row, column] = blocks.pop()
+        batch = decode_batch(lens, table)
+        q, k, v = (torch.randn(len(lens), heads, 16, generator=generator) for heads in (6, 2, 2))
+        before = lasting._plans.get(0)
+        plan = lasting.plan(batch, 0)
+        num_followed += plan is before
+        fresh, memory = make_attention(by_name["whole_prompt"], 16, torch.float32, 600, invariant=invariant)
+        memory.copy_(kv)
+        expected = fresh.plan(batch, 0).forward(0, q, k, v)
+        out = plan.forward(0, q, k, v)
+        if invariant:
+            assert torch.equal(out, expected)
+        torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-5)
+        lens = [n + 1 for n in lens]
+    assert num_followed >= steps * 0.6
+
+
+def decode_batch(lens: list[int], table: torch.Tensor) -> InputBatch:
+    rows, positions = np.arange(1, len(lens) + 1, dtype=np.int32), np.array(lens) - 1
+    slots = table.numpy()[rows, positions // 16] * 16 + positions % 16
+    zeros = torch.zeros(len(lens), dtype=torch.int64)
+    return InputBatch(
+        input_ids=zeros, positions=torch.from_numpy(positions), query_start_loc=torch.arange(len(lens) + 1),
+        seq_lens=torch.tensor(lens), idx_mapping=torch.from_numpy(rows).long(), logits_indices=zeros,
+        expanded_idx_mapping=zeros, draft_offset=zeros, slot_mapping=(torch.from_numpy(slots).long(),),
+        block_table=(table,), rows_np=rows, num_scheduled_tokens_np=np.ones(len(lens), np.int32),
+        logits_rows_np=rows, seq_lens_max_np=np.array(lens, np.int32),
+    )  # fmt: skip
 
 
 def test_layers_of_one_group_with_two_windows_are_refused() -> None:

@@ -21,6 +21,7 @@ from framework.errors import ConfigError
 from framework.interfaces import AttentionCaps, AttentionContext, AttentionPlan, KVSpec, LayerSpec
 from framework_attention.products import TILE, Dense, Scratch, Shape, Tiled, row_padding
 from framework_attention.spans import Limits, Span, plan_spans
+from framework_attention.steady import NewBlocks, SteadyDecodes
 
 # A fused call a request costs 20 us and 0.1 us a key, a product for all of them some 100 us: measured on two cores.
 _MAX_ALONE = 4
@@ -62,6 +63,7 @@ class CpuAttention:
         self._ctx = ctx
         self._scratch = Scratch()
         self._layers: dict[int, BoundLayer] = {}
+        self._plans: dict[int, CpuPlan] = {}
         # The tile is a multiple of 64 keys for the usual block sizes, so that those give equal bits.
         self._granule = -(-TILE // ctx.block_size) * ctx.block_size if ctx.batch_invariant else ctx.block_size
         self._form: Callable[..., Dense | Tiled] = Dense
@@ -88,14 +90,21 @@ class CpuAttention:
             self._form = partial(Tiled, tile=self._granule, pad=pad)
 
     def add_request(self, req_idx: int) -> None:
-        """Nothing is kept a request."""
+        """A row has other blocks from now on: no plan goes on from the step before."""
+        self._plans.clear()
 
     def release(self, req_idx: int) -> None:
         """Nothing is kept a request."""
 
     def plan(self, batch: InputBatch, group: int) -> AttentionPlan:
-        """The step's plan. Reads seq_lens, query_start_loc and the block table on the host, where they are."""
-        return CpuPlan(self, batch, group)
+        """The step's plan. Reads seq_lens, query_start_loc and the block table on the host, where they are.
+
+        A step that only goes on with the decodes of the last one gets the same plan, moved on by a token.
+        """
+        plan = self._plans.get(group)
+        if plan is None or not plan.advance(batch, group):
+            plan = self._plans[group] = CpuPlan(self, batch, group)
+        return plan
 
 
 class SpanProduct:
@@ -108,8 +117,9 @@ class SpanProduct:
     def __init__(self, bound: BoundLayer, span: Span, form: Callable[..., Dense | Tiled], scratch: Scratch) -> None:
         _, heads, num_blocks, block_size, dim = bound.kv.shape
         requests, columns = span.blocks.shape
-        offsets = torch.arange(2 * heads).unsqueeze(1) * num_blocks
-        self._rows = (offsets + span.blocks.view(1, -1)).view(-1)
+        self._offsets = np.arange(2 * heads)[:, None] * num_blocks
+        by_request = self._offsets[:, :, None] + span.blocks.numpy()
+        self._by_request, self._rows = by_request, torch.from_numpy(by_request).view(-1)  # the same memory
         self._gathered = scratch.take("keys", bound.kv.dtype, len(self._rows), block_size * dim)
         keys, values = self._gathered.view(2, heads * requests, columns * block_size, dim)
         shape = Shape(heads, requests, span.num_queries, bound.spec.num_heads // heads, dim)
@@ -119,6 +129,10 @@ class SpanProduct:
         """[n * t, Hq, D] -> the same shape, for the span's query tokens."""
         torch.index_select(bound.blocks, 0, self._rows, out=self._gathered)
         return self._attend(q, bound.spec.scale)
+
+    def enter(self, new: NewBlocks) -> None:
+        """Requests of the span go on in further blocks."""
+        self._by_request[:, new.places, new.columns] = self._offsets + new.blocks
 
 
 class LoneDecode:
@@ -157,7 +171,7 @@ class CpuPlan:
         rows = batch.rows_np
         query_lens = batch.num_scheduled_tokens_np.astype(np.int64)
         seq_lens = batch.seq_lens.numpy()[: len(rows)]
-        starts = batch.query_start_loc.numpy()[: len(rows)]
+        starts = batch.query_start_loc.numpy()[: len(rows)].copy()
         columns = -(-int(seq_lens.max(initial=1)) // owner._ctx.block_size)
         tables = batch.block_table[group].numpy()[rows, :columns].astype(np.int64)
         self._layers, self._scratch, self._form = owner._layers, owner._scratch, owner._form
@@ -167,6 +181,26 @@ class CpuPlan:
         self._fresh = _fresh_blocks(query_lens, seq_lens, tables, owner._ctx.block_size)
         self._order, self._inverse = _token_order(self._spans, len(self._slots))
         self._products: dict[tuple[int, int, int, int], SpanProduct | LoneDecode] = {}
+        self._course: SteadyDecodes | None = None
+        if len(self._slots) == len(rows) > self._limits.max_alone and self._limits.window is None:
+            self._course = SteadyDecodes(self._spans, rows, seq_lens, owner._ctx.block_size)
+
+    def advance(self, batch: InputBatch, group: int) -> bool:
+        """Moves the plan on to `batch`; False, and nothing has changed, when those decodes do not just go on."""
+        if self._course is None or len(batch.slot_mapping[group]) != len(batch.rows_np):
+            return False
+        seq_lens = batch.seq_lens.numpy()[: len(batch.rows_np)]
+        entered = self._course.advance(batch.rows_np, seq_lens, batch.block_table[group].numpy())
+        if entered is None:
+            return False
+        self._slots = batch.slot_mapping[group]
+        for new in entered:
+            self._spans[new.span].blocks.numpy()[new.places, new.columns] = new.blocks
+            for (index, *_), product in self._products.items():
+                if new.span == index and isinstance(product, SpanProduct):
+                    product.enter(new)
+        self._fresh = torch.from_numpy(np.concatenate([new.blocks for new in entered])) if entered else None
+        return True
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         bound = self._layers[layer]

@@ -1,0 +1,69 @@
+"""Decodes that go on: the spans of a step follow from those of the step before instead of being made anew.
+
+Between two steps of the same requests every context is one key longer, and now and then a request enters its next
+block. Right after a forward pass nothing of the host's code is in the caches, so what a step does not do counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framework_attention.spans import Ints, Span
+
+
+@dataclass(frozen=True, slots=True)
+class NewBlocks:
+    """Blocks that requests of one span enter: `blocks[i]` stands at `columns[i]` of the span's request `places[i]`."""
+
+    span: int
+    places: Ints
+    columns: Ints
+    blocks: Ints
+
+
+class SteadyDecodes:
+    """The course of a step in which every request decodes one token, for as long as the same requests go on.
+
+    Knows the spans' masks, which it moves on in place. Spans with a window, whose first key moves as well, are not
+    followed; nor is a request whose blocks may have been replaced: its owner drops the course then.
+    """
+
+    def __init__(self, spans: Sequence[Span], rows: NDArray[np.int32], seq_lens: Ints, block_size: int) -> None:
+        self._rows, self._lens, self._block_size = rows.copy(), seq_lens.copy(), block_size
+        self._age = 0
+        self._room = min(span.blocks.shape[1] * block_size - span.num_keys for span in spans)
+        self._masks = [(span.mask.numpy()[:, 0, 0], np.arange(len(span.tokens)), span.tokens) for span in spans]
+        # A request enters a block at the ages that leave this rest: its new key is the first of a block then.
+        rests = (1 - seq_lens) % block_size
+        self._entering = [list(_entering(spans, rests, rest)) for rest in range(block_size)]
+
+    def advance(self, rows: NDArray[np.int32], seq_lens: Ints, table: NDArray[np.int32]) -> list[NewBlocks] | None:
+        """Moves the masks on by one key; the blocks that were entered, or None when the step is not the next one.
+
+        rows [R] req_idx of a step with one token a row, seq_lens [R], table [rows, max_blocks] physical blocks.
+        """
+        if self._age == self._room or not np.array_equal(rows, self._rows):
+            return None
+        if not np.array_equal(seq_lens, self._lens + (self._age + 1)):
+            return None
+        self._age += 1
+        for mask, places, tokens in self._masks:
+            mask[places, seq_lens[tokens] - 1] = 0
+        entered = []
+        for span, places, batch_rows in self._entering[self._age % self._block_size]:
+            columns = (seq_lens[batch_rows] - 1) // self._block_size
+            blocks = table[rows[batch_rows], columns].astype(np.int64)
+            entered.append(NewBlocks(span, places, columns, blocks))
+        return entered
+
+
+def _entering(spans: Sequence[Span], rests: Ints, rest: int) -> Iterator[tuple[int, Ints, Ints]]:
+    """(span, places in it, batch rows) of the requests that enter a block at ages of this rest."""
+    for index, span in enumerate(spans):
+        places = np.flatnonzero(rests[span.tokens] == rest)
+        if len(places):
+            yield index, places, span.tokens[places]
