@@ -1,7 +1,6 @@
 """The public names of the engine, all lazy: importing `framework` imports no torch.
 
-What each name means is in the module that defines it; this file only says where that is. A name whose part is not
-built yet is refused by name when it is used.
+What each name means is in the module that defines it; this file only says where that is.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ API_VERSION: tuple[int, int] = (1, 0)
 """Version of the plugin contracts, (major, minor). Within a major, only optional things are added."""
 
 if TYPE_CHECKING:
+    from framework.engine.aio import AsyncLLM
     from framework.engine.llm import LLM
     from framework.request import (
         CompletionOutput,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "LLM": "framework.engine.llm",
+    "AsyncLLM": "framework.engine.aio",
     "SamplingParams": "framework.request",
     "StructuredOutputsParams": "framework.request",
     "PoolingParams": "framework.request",
@@ -32,11 +33,11 @@ _WHERE = {
     "CompletionOutput": "framework.request",
     "Logprob": "framework.request",
 }
-_NOT_BUILT = ("AsyncLLM",)
 
 __all__ = [
     "API_VERSION",
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
     "Logprob",
     "PoolingParams",
@@ -48,13 +49,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The public name, imported at its first use. NotBuiltError for a promised one, AttributeError for any other."""
+    """The public name, imported at its first use; AttributeError for any other."""
     import importlib
 
-    if name in _NOT_BUILT:
-        from framework.errors import NotBuiltError
-
-        raise NotBuiltError(f"framework.{name} is not built yet. Use framework.LLM, which runs in the calling thread.")
     if name not in _WHERE:
         raise AttributeError(f"module 'framework' has no attribute {name!r}")
     value = getattr(importlib.import_module(_WHERE[name]), name)

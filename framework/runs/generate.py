@@ -211,7 +211,7 @@ class _Generation:
         completion = output.outputs[0]
         line = {
             "id": self._jobs[output.request_id].given_id,
-            "index": self._jobs[output.request_id].index,
+            "index": completion.index,
             "text": completion.text,
             "token_ids": completion.token_ids,
             "finish_reason": completion.finish_reason,

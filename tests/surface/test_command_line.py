@@ -112,12 +112,13 @@ def test_prompts_file_gives_one_line_of_output_a_prompt(typed, tmp_path):
     code, out, _ = typed(words, "output=out.jsonl", *GREEDY)
     assert (code, out) == (0, "")
     found = {line["id"]: line for line in lines_of(tmp_path / "out.jsonl")}
-    assert {i: (x["index"], x["text"], x["token_ids"], x["finish_reason"]) for i, x in found.items()} == {
-        "first": (0, "w6 w7 w8", [6, 7, 8], "length"),
-        "2": (2, "w8", [8], "length"),
-        9: (3, "w10", [10, 11], "stop"),
-        "4": (4, "w5 w6 w7", [5, 6, 7], "length"),
+    assert {i: (x["text"], x["token_ids"], x["finish_reason"]) for i, x in found.items()} == {
+        "first": ("w6 w7 w8", [6, 7, 8], "length"),
+        "2": ("w8", [8], "length"),
+        9: ("w10", [10, 11], "stop"),
+        "4": ("w5 w6 w7", [5, 6, 7], "length"),
     }
+    assert {line["index"] for line in found.values()} == {0}  # of the completion, as in CompletionOutput
     for line in found.values():
         assert set(line) == {"id", "index", "text", "token_ids", "finish_reason", "metrics"}
         assert {"arrival_time", "queue_time", "ttft", "tpot", "itl", "e2e"} == set(line["metrics"])

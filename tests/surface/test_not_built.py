@@ -127,7 +127,7 @@ def test_run_or_text_is_refused_by_the_command_line(folders, capsys, quiet_loggi
         (lambda llm: llm.engine.add_request("a", [4], PoolingParams()), "pooling"),
         (lambda llm: llm.generate({"prompt_embeds": [[0.0]]}), "prompt_embeds"),
         (lambda llm: llm.generate({"prompt": "w4", "lora": "x"}), "lora"),
-        (lambda llm: framework.AsyncLLM, "AsyncLLM"),
+        (lambda llm: framework.AsyncLLM(), "AsyncLLM"),
     ],
 )
 def test_call_is_refused_by_name(chain, call, message):
