@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from framework.request import Request
 
 
-def append_tokens(request: Request, tokens: Sequence[int]) -> tuple[list[int], str | None, int | None]:
+def append_tokens(request: Request, tokens: list[int]) -> tuple[list[int], str | None, int | None]:
     """Appends `tokens` up to and including the one that ends the request: (tokens taken, finish reason, stop reason).
 
     On one token eos goes before a stop id, and both before length. The stop reason is None but for a stop id.
     """
-    taken: list[int] = []
+    known, first = request.token_ids, len(request.token_ids)
     for token in tokens:
-        request.token_ids.append(token)
-        taken.append(token)
+        known.append(token)
         if token in request.eos_token_ids:
-            return taken, "stop", None
+            return known[first:], "stop", None
         if token in request.stop_token_ids:
-            return taken, "stop", token
-        if len(request.token_ids) >= request.max_total_tokens:
-            return taken, "length", None
-    return taken, None, None
+            return known[first:], "stop", token
+        if len(known) >= request.max_total_tokens:
+            return known[first:], "length", None
+    return tokens, None, None

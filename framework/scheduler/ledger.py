@@ -21,6 +21,7 @@ class StepRecord:
 
     generations  `num_preemptions` of each request when the step was made: a request that was preempted since then has
                  another one, and the step's tokens are not its own any more
+    starts       tokens whose KV exists before the step
     ends         tokens whose KV exists once the step is done
     samples      whether the row draws a token
     """
@@ -28,6 +29,7 @@ class StepRecord:
     scheduled: SchedulerOutput
     requests: list[Request]
     generations: list[int]
+    starts: list[int]
     ends: list[int]
     samples: list[bool]
 

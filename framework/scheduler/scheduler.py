@@ -173,11 +173,16 @@ class Scheduler:
             target = len(request.token_ids) + request.num_in_flight
             if target >= request.max_total_tokens:
                 continue  # a step in flight draws its last token
-            num_tokens = min(target - request.num_computed_tokens, plan.budget)
-            end = request.num_computed_tokens + num_tokens
-            if end > len(request.block_ids[0]) * self._block_size and not self._grow(request, end, plan):
+            start = request.num_computed_tokens
+            num_tokens = min(target - start, plan.budget)
+            # one token that does not begin a block lies in the block of the token before it
+            if (num_tokens > 1 or not start % self._block_size) and not self._holds(request, start + num_tokens, plan):
                 continue
             plan.add(request, num_tokens)
+
+    def _holds(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
+        """Whether the request has blocks for `num_tokens` tokens, now or after it got some."""
+        return num_tokens <= len(request.block_ids[0]) * self._block_size or self._grow(request, num_tokens, plan)
 
     def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
         """Gives a running request blocks for `num_tokens` tokens; False when it yields or has to wait for a step."""
@@ -312,9 +317,8 @@ class Scheduler:
         step = plan.emit(self._next_step_id, self._num_groups, self._leaving)
         self._next_step_id += 1
         self._leaving = Leaving()
-        for request, end, num_tokens in zip(step.requests, step.ends, plan.spans.values(), strict=True):
-            start = end - num_tokens
-            if num_tokens > 1 or start % self._block_size == 0:
+        for request, start, end in zip(step.requests, step.starts, step.ends, strict=True):
+            if end - start > 1 or not start % self._block_size:
                 for blocks in request.block_ids:
                     self.pool.write(blocks[start // self._block_size : self._num_blocks(end)])
         step.scheduled.connector_meta = self._connector.build_meta(step.scheduled)
@@ -340,20 +344,22 @@ class Scheduler:
 
     def _commit_rows(self, step: StepRecord, output: StepOutput) -> list[NewTokens]:
         news: list[NewTokens] = []
-        sampled, num_valid, next_row = output.sampled.tolist(), output.num_valid.tolist(), 0
-        for i, request in enumerate(step.requests):
-            logprobs_row, next_row = next_row, next_row + num_valid[i]
-            if request.status is not _RUNNING or request.num_preemptions != step.generations[i]:
+        sampled, num_valid, errors = output.sampled.tolist(), output.num_valid.tolist(), output.errors
+        columns = zip(step.requests, step.generations, step.ends, step.samples, sampled, num_valid, strict=True)
+        next_row = 0
+        for i, (request, generation, end, samples, tokens, count) in enumerate(columns):
+            logprobs_row, next_row = next_row, next_row + count
+            if request.status is not _RUNNING or request.num_preemptions != generation:
                 continue
-            if i in output.errors:
-                self._finish(request, "error", error=output.errors[i])
+            if errors and i in errors:
+                self._finish(request, "error", error=errors[i])
                 news.append(NewTokens(request, [], "error", error=request.error))
                 continue
-            num_blocks = step.ends[i] // self._block_size
+            num_blocks = end // self._block_size
             if num_blocks > request.num_published_blocks:
                 self._cache.commit(request, num_blocks)
-            if step.samples[i]:
-                new = self._take(request, sampled[i][: num_valid[i]])
+            if samples:
+                new = self._take(request, tokens if len(tokens) == count else tokens[:count])
                 if output.logprobs is not None and _wants_logprobs(request):
                     new.logprobs_row = logprobs_row
                 news.append(new)

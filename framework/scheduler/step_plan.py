@@ -56,13 +56,14 @@ class StepPlan:
     def emit(self, step_id: int, num_groups: int, leaving: Leaving) -> StepRecord:
         """The step as the runner sees it, and as the ledger keeps it. Moves the requests' optimistic counters on."""
         new = [_new_request(request) for request in self.new]
-        deltas = tuple(self._delta(group) for group in range(num_groups))
+        deltas = tuple([self._delta(group) for group in range(num_groups)])
+        requests, spans = list(self.spans), list(self.spans.values())
         rows: list[int] = []
         starts: list[int] = []
         ends: list[int] = []
         samples: list[bool] = []
         generations: list[int] = []
-        for request, num_tokens in self.spans.items():
+        for request, num_tokens in zip(requests, spans, strict=True):
             start = request.num_computed_tokens
             end = request.num_computed_tokens = start + num_tokens
             is_last = end == len(request.token_ids) + request.num_in_flight
@@ -76,7 +77,7 @@ class StepPlan:
         scheduled = SchedulerOutput(
             step_id=step_id,
             rows=np.array(rows, np.int32),
-            num_scheduled_tokens=np.array(list(self.spans.values()), np.int32),
+            num_scheduled_tokens=np.array(spans, np.int32),
             num_computed_tokens=np.array(starts, np.int32),
             samples=np.array(samples, np.bool_),
             num_drafts=np.zeros(len(rows), np.int32),
@@ -86,7 +87,7 @@ class StepPlan:
             preempted=leaving.preempted,
             aborted=leaving.aborted,
         )
-        return StepRecord(scheduled, list(self.spans), generations, ends, samples)
+        return StepRecord(scheduled, requests, generations, starts, ends, samples)
 
     def _delta(self, group: int) -> BlockDelta:
         if not self.columns:
