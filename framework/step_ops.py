@@ -1,6 +1,6 @@
 """Torch reference of the array functions that surround a forward pass: staged writes, preparation, post-update.
 
-A backend offers functions of these names and meanings as its `step_ops`; the CPU backend offers this module itself.
+A backend offers functions of these names and meanings as its `step_ops`; this module itself serves on any device.
 Nothing here waits for a device: every size comes from the host, every index from a tensor.
 """
 
@@ -114,7 +114,10 @@ def _prepare_logits(b: StepBuffers, table: TableViews, num_logits: int) -> None:
 
 
 def post_update(buffers: StepBuffers, table: TableViews, num_rows: int, num_logits: int, sampled: Tensor) -> None:
-    """Commits a step on the device: advances lengths, appends the drawn tokens. sampled [L] int64, one a logits row."""
+    """Commits on the device the step that was prepared last: advances lengths, appends the drawn tokens.
+
+    sampled [L] int64, one a logits row. A backend may keep what `prepare` worked out; nothing else is prepared between.
+    """
     rows = buffers.rows[:num_rows]
     table.num_computed_tokens.dev[rows] = buffers.seq_lens[:num_rows].int()
     if num_logits:

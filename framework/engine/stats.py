@@ -36,9 +36,10 @@ class StepStats:
     ) -> None:
         """Adds one step. A row of one token is counted as a decode, a longer span as prefill."""
         self.num_steps += 1
-        self.num_rows, self.num_tokens = scheduled.num_rows, scheduled.num_tokens
+        spans = scheduled.num_scheduled_tokens.tolist()  # few numbers: a list is summed sooner than an array
+        self.num_rows, self.num_tokens = len(spans), sum(spans)
         self.num_output_tokens = num_outputs
-        decodes = int((scheduled.num_scheduled_tokens == 1).sum())
+        decodes = spans.count(1)
         self.num_prompt_tokens = self.num_tokens - decodes
         self.total_prefill_tokens += self.num_prompt_tokens
         self.total_decode_tokens += decodes

@@ -165,6 +165,7 @@ class Scheduler:
         return self._emit(plan)
 
     def _continue_running(self, plan: StepPlan) -> None:
+        block_size = self._block_size
         for request in self._running[:]:  # victims leave the list meanwhile
             if not plan.budget:
                 return
@@ -174,10 +175,12 @@ class Scheduler:
             if target >= request.max_total_tokens:
                 continue  # a step in flight draws its last token
             start = request.num_computed_tokens
-            num_tokens = min(target - start, plan.budget)
-            # one token that does not begin a block lies in the block of the token before it
-            if (num_tokens > 1 or not start % self._block_size) and not self._holds(request, start + num_tokens, plan):
-                continue
+            num_tokens = target - start
+            # one token fits the budget, and unless it begins a block it lies in that of the token before it
+            if num_tokens > 1 or not start % block_size:
+                num_tokens = min(num_tokens, plan.budget)
+                if not self._holds(request, start + num_tokens, plan):
+                    continue
             plan.add(request, num_tokens)
 
     def _holds(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -75,3 +77,24 @@ def test_prepare_and_post_update_equal_a_plain_loop(case: list[tuple[int, int, b
     for i, (row, position) in enumerate(draws):
         assert table.token_ids[row, position] == i + 7
         assert table.views.num_tokens.dev[row] == position + 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(lengths=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=ROWS - 1), min_size=2, max_size=5))
+def test_steps_of_changing_shape_leave_nothing_behind(lengths: list[list[int]]) -> None:
+    """One set of buffers through several steps: each batch equals that of fresh buffers."""
+    table, inputs, _ = build([(12, 8, True)] * (ROWS - 1), list(range(1, ROWS)))
+    for step, spans in enumerate(lengths):
+        r = len(spans)
+        samples = np.array([(row + step) % 3 > 0 for row in range(r)])
+        computed = np.full(r, 8, np.int32)
+        rows = np.arange(1, r + 1, dtype=np.int32)
+        scheduled = SchedulerOutput(step, rows, np.array(spans, np.int32), computed, samples, np.zeros(r, np.int32))
+        fresh = InputBuffers(ROWS, TOKENS + 64, GROUPS, torch.device("cpu"), step_ops)
+        ours, theirs = inputs.prepare(scheduled, table.views), fresh.prepare(scheduled, table.views)
+        pairs = [(ours, theirs), (inputs.logits_view(ours), fresh.logits_view(theirs))]
+        for field, a, b in ((f.name, getattr(x, f.name), getattr(y, f.name)) for x, y in pairs for f in fields(x)):
+            parts = zip(a, b, strict=True) if isinstance(a, tuple) else [(a, b)]
+            assert all(np.array_equal(x, y) for x, y in parts), field
+        assert ours.query_start_loc.tolist() == [0, *np.cumsum(spans)]
+        assert ours.positions.tolist() == [8 + i for n in spans for i in range(n)]
