@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,17 @@ def build_engine(config: Config, plugins: Registry | None = None) -> Engine:
     model, layers = _timed(parts, "load", lambda: _build_model(parts, model_name, loader))
     engine = _assemble(parts, model, model_name, layers, tokenizer)
     parts.seconds["total"] = perf_counter() - start
+    _log.info(_ready(engine.facts))
     return engine
+
+
+def _ready(facts: Mapping[str, Any]) -> str:
+    """What was built, in one line."""
+    tokens, size = (facts["num_blocks"] - 1) * facts["block_size"], facts["kv_bytes"] / 1e6
+    return (
+        f"{facts['model']} in {facts['dtype']} on {facts['backend']}, attention {facts['attention']}; KV cache of "
+        f"{tokens} tokens ({size:.0f} MB at most); ready in {facts['seconds']['total']:.1f} s"
+    )
 
 
 def _timed(parts: _Parts, name: str, make: Any) -> Any:
@@ -234,7 +245,6 @@ def _assemble(parts: _Parts, model: Model, model_name: str, layers: list[LayerSp
         "kv_bytes": num_blocks * block_bytes,
         "seconds": parts.seconds,
     }
-    _log.info("engine ready: %s", facts)
     return Engine(config, EngineCore(scheduler, executor, parts.registry.events), admission, tokenizer, facts)
 
 
