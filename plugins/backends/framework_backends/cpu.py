@@ -1,7 +1,6 @@
 """The CPU backend: eager steps of exact shapes in the calling thread, oneDNN products, KV in ordinary host memory.
 
-Products, elementwise operations and memory have modules of their own beside this one; the step's array functions are
-the torch reference itself.
+Products, elementwise operations, memory and the step's array functions have modules of their own beside this one.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from framework import step_ops
 from framework.errors import ConfigError, did_you_mean
 from framework.interfaces import BackendContext, Bucket, Capabilities, KVSpec, LayerOps, Linear, StepFuture, StepOps
 from framework_backends.cpu_layer_ops import CpuLayerOps, InvariantLayerOps
 from framework_backends.cpu_linear import LinearPacker
 from framework_backends.cpu_memory import free_bytes, keep_freed_memory, kv_bytes, lazy_zeros
+from framework_backends.cpu_step_ops import CpuStepOps
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
@@ -36,7 +35,7 @@ class CpuBackend:
         self.device = torch.device("cpu")
         self.dtype = choose_dtype(ctx.dtype)
         self.caps = Capabilities(keeps=frozenset({"batch_invariant", "deterministic"}))
-        self.step_ops: StepOps = step_ops
+        self.step_ops: StepOps = CpuStepOps()
         self.layer_ops: LayerOps = InvariantLayerOps() if ctx.batch_invariant else CpuLayerOps()
         self._packer = LinearPacker(ctx.batch_invariant)
         keep_freed_memory()
