@@ -222,12 +222,14 @@ class LogprobsColumns:
     rank           [L] int32, 1 + number of strictly larger logits
     top_ids        [L, k] int32 best ids in falling order, k = the most that a request of the step asked for
     top_logprobs   [L, k] float32
+    top_ranks      [L, k] int32 by the logits: logprobs are rounded, and may be equal where logits are not
     """
 
     sampled: NDArray[np.float32]
     rank: NDArray[np.int32]
     top_ids: NDArray[np.int32]
     top_logprobs: NDArray[np.float32]
+    top_ranks: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 0), np.int32))
 
 
 @dataclass(slots=True)

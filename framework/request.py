@@ -7,7 +7,6 @@ admission by the engine and the stages. The scheduler owns `Request`; nobody els
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,6 +16,8 @@ from framework.errors import did_you_mean
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    _LogprobsRow = tuple[int, float, int, NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]
 
 SEED_MIN, SEED_MAX = -(2**63), 2**64
 MAX_N = 128
@@ -377,18 +378,25 @@ class Logprob:
 class TokenLogprobs(Sequence[dict[int, Logprob]]):
     """A list of `{token_id: Logprob}`, one entry a token, backed by arrays; entries are built when they are read.
 
-    Each step's row is (token id, logprob, rank, top ids [k], top logprobs [k]). The sampled token is in each.
+    Each step's row is (token id, logprob, rank, top ids [k], top logprobs [k], top ranks [k]). The sampled token is in
+    each.
     """
 
     def __init__(self, decode: Any = None) -> None:
-        self._rows: list[tuple[int, float, int, NDArray[np.int32], NDArray[np.float32]]] = []
+        self._rows: list[_LogprobsRow] = []
         self._decode = decode
         self.cumulative = 0.0
 
     def append(
-        self, token_id: int, logprob: float, rank: int, top_ids: NDArray[np.int32], top_logprobs: NDArray[np.float32]
+        self,
+        token_id: int,
+        logprob: float,
+        rank: int,
+        top_ids: NDArray[np.int32],
+        top_logprobs: NDArray[np.float32],
+        top_ranks: NDArray[np.int32],
     ) -> None:
-        self._rows.append((token_id, logprob, rank, top_ids, top_logprobs))
+        self._rows.append((token_id, logprob, rank, top_ids, top_logprobs, top_ranks))
         self.cumulative += logprob
 
     def __len__(self) -> int:
@@ -412,14 +420,11 @@ class TokenLogprobs(Sequence[dict[int, Logprob]]):
         part.cumulative = self.cumulative
         return part
 
-    def _entry(self, row: tuple[int, float, int, NDArray[np.int32], NDArray[np.float32]]) -> dict[int, Logprob]:
-        token_id, logprob, rank, top_ids, top_logprobs = row
+    def _entry(self, row: _LogprobsRow) -> dict[int, Logprob]:
+        token_id, logprob, rank, top_ids, top_logprobs, top_ranks = row
         text = self._decode or (lambda _: None)
         entry = {token_id: Logprob(logprob, rank, text(token_id))}
-        place, previous = 0, math.inf
-        for index, (i, value) in enumerate(zip(top_ids.tolist(), top_logprobs.tolist(), strict=True), start=1):
-            if value < previous:  # ties share the rank of the first of them
-                place, previous = index, value
+        for i, value, place in zip(top_ids.tolist(), top_logprobs.tolist(), top_ranks.tolist(), strict=True):
             if i != token_id:
                 entry[i] = Logprob(value, place, text(i))
         return entry

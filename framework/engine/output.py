@@ -58,6 +58,7 @@ class OutputState:
                 int(columns.rank[row]),
                 columns.top_ids[row, :k],
                 columns.top_logprobs[row, :k],
+                columns.top_ranks[row, :k],
             )
 
     def _visible(self, ids: list[int], reason: str | None, stop_reason: object) -> list[int]:

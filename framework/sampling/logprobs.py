@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch.nn import functional
 
 from framework.batch import LogprobsColumns
 from framework.errors import ConfigError, NotBuiltError, did_you_mean
@@ -31,6 +33,7 @@ class DeviceLogprobs:
     rank: Tensor
     top_ids: Tensor
     top_logprobs: Tensor
+    top_ranks: Tensor
 
 
 def check_mode(mode: str) -> None:
@@ -42,7 +45,7 @@ def check_mode(mode: str) -> None:
 
 
 def raw_logprobs(raw: Tensor, ids: Tensor, k: int, rows_np: NDArray[np.int64]) -> DeviceLogprobs:
-    """Log-softmax, in float32, of the sampled and the k best tokens, and the sampled one's rank.
+    """Log-softmax, in float32, and rank of the sampled and of the k best tokens.
 
     raw [n, V] the model's logits in any dtype; ids [n] int64. The k best stand in falling order, the lowest id first
     among equals; rank = 1 + number of strictly larger logits.
@@ -51,13 +54,24 @@ def raw_logprobs(raw: Tensor, ids: Tensor, k: int, rows_np: NDArray[np.int64]) -
     total = log_sum_exp(logits, group_max(logits).amax(-1, keepdim=True))
     value = logits.gather(1, ids.unsqueeze(1))
     top_ids = largest_ids(logits, k)
+    top = logits.gather(1, top_ids)
     return DeviceLogprobs(
         rows_np=rows_np,
         sampled=(value - total).squeeze(1),
         rank=num_larger(logits, value) + 1,
         top_ids=top_ids,
-        top_logprobs=logits.gather(1, top_ids) - total,
+        top_logprobs=top - total,
+        top_ranks=_ranks(top),
     )
+
+
+def _ranks(falling: Tensor) -> Tensor:
+    """[n, k] int32 of values in falling order, the best of the row first: 1 + the place of the first equal one."""
+    places = torch.arange(1, falling.shape[1] + 1, dtype=torch.int32, device=falling.device).expand_as(falling)
+    if falling.shape[1] < 2:
+        return places
+    same = functional.pad(falling[:, 1:] == falling[:, :-1], (1, 0))
+    return places.masked_fill(same, 0).cummax(1).values
 
 
 def to_host(device: DeviceLogprobs, num_rows: int) -> LogprobsColumns:
@@ -68,9 +82,11 @@ def to_host(device: DeviceLogprobs, num_rows: int) -> LogprobsColumns:
         rank=np.zeros(num_rows, np.int32),
         top_ids=np.full((num_rows, k), -1, np.int32),
         top_logprobs=np.full((num_rows, k), np.nan, np.float32),
+        top_ranks=np.zeros((num_rows, k), np.int32),
     )
     columns.sampled[device.rows_np] = device.sampled.cpu().numpy()
     columns.rank[device.rows_np] = device.rank.cpu().numpy()
     columns.top_ids[device.rows_np] = device.top_ids.cpu().numpy()
     columns.top_logprobs[device.rows_np] = device.top_logprobs.cpu().numpy()
+    columns.top_ranks[device.rows_np] = device.top_ranks.cpu().numpy()
     return columns

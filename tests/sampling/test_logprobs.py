@@ -6,6 +6,7 @@ import torch
 
 from framework import SamplingParams
 from framework.errors import ConfigError, NotBuiltError
+from framework.request import TokenLogprobs
 
 LOGITS = torch.tensor([[1.0, 4.0, 2.0, 3.0, -1.0, float("-inf"), 0.5, 0.25]])
 
@@ -53,6 +54,21 @@ def test_equal_logits_share_a_rank_and_stand_in_the_order_of_their_ids(bench):
     ids, found, _ = columns(one, logits)
     assert ids.tolist() == [20] and found.rank.tolist() == [1]
     assert found.top_ids[0].tolist() == [20, 150, 0, 1]
+    assert found.top_ranks[0].tolist() == [1, 1, 3, 3]
+
+
+def test_logits_whose_logprobs_are_rounded_alike_keep_their_own_ranks(bench):
+    logits = torch.full((1, 200), -40.0)
+    logits[0, :3] = torch.tensor([100.0, 1e-9, 2e-9])
+    logits[0, 3:5] = 50.0
+    one = bench(vocab=200).add(SamplingParams(temperature=0, logprobs=6))
+    _, found, _ = columns(one, logits)
+    assert found.top_logprobs[0, 3] == found.top_logprobs[0, 4]
+    assert found.top_ids[0].tolist() == [0, 3, 4, 2, 1, 5]
+    assert found.top_ranks[0].tolist() == [1, 2, 2, 4, 5, 6]
+    entries = TokenLogprobs()
+    entries.append(0, 0.0, 1, found.top_ids[0], found.top_logprobs[0], found.top_ranks[0])
+    assert {i: e.rank for i, e in entries[0].items()} == {0: 1, 3: 2, 4: 2, 2: 4, 1: 5, 5: 6}
 
 
 def test_nobody_asks_nothing_is_computed(bench):
