@@ -257,14 +257,13 @@ class Registry:
         try:
             self._manager.register(ep.load(), plugin)
             self._refuse_unknown_hooks(plugin)
-            found = self._announced(plugin)
+            self._announce(ep.name, dist, version, self._announced(plugin))
         except (Exception, SystemExit) as error:
             if self._manager.get_plugin(plugin) is not None:
                 self._manager.unregister(name=plugin)
             self._fail(Failure(ep.name, dist, version, _one_line(error)))
             return
         self.versions[dist] = version
-        self._announce(ep.name, dist, version, found)
 
     def _announced(self, plugin: str) -> list[ComponentSpec]:
         impls = [impl for impl in _impls(self._manager, "framework_components") if impl.plugin_name == plugin]
@@ -291,6 +290,9 @@ class Registry:
         """Why an announced component is left out, None if it is not."""
         if not isinstance(spec, ComponentSpec):
             return f"announces {spec!r}, which is no ComponentSpec"
+        wrong = _wrong_field(spec)
+        if wrong is not None:
+            return wrong
         label = f"{spec.kind}/{spec.name}"
         if spec.kind not in KINDS:
             return f"announces {label}, but there is no kind {spec.kind!r}.{did_you_mean(spec.kind, KINDS)}"
@@ -382,6 +384,33 @@ def registry() -> Registry:
         if _registry is None:
             _registry = Registry.load()
         return _registry
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _wrong_field(spec: ComponentSpec) -> str | None:
+    """What is said of the first field that holds no value of its type, None if all are well."""
+    provides, api = spec.provides, spec.api
+    wanted = {
+        **{name: (_is_text(getattr(spec, name)), "a non-empty string") for name in ("kind", "name", "target")},
+        **{
+            name: (getattr(spec, name) is None or _is_text(getattr(spec, name)), "a non-empty string or None")
+            for name in ("config", "extra", "probe", "environment")
+        },
+        "priority": (_is_number(spec.priority), "an integer"),
+        "provides": (isinstance(provides, tuple) and all(map(_is_text, provides)), "a tuple of strings"),
+        "api": (isinstance(api, tuple) and len(api) == 2 and all(map(_is_number, api)), "two integers, such as (1, 0)"),
+    }
+    for name, (is_right, what) in wanted.items():
+        if not is_right:
+            return f"announces {spec.kind}/{spec.name} with {name}={getattr(spec, name)!r}, which must be {what}"
+    return None
 
 
 def _label(spec: ComponentSpec) -> str:

@@ -112,6 +112,16 @@ def test_plugin_that_raises_is_named_and_the_others_load(load, caplog, error):
         (ComponentSpec("polcy", "x", "a:B"), "there is no kind 'polcy'. Did you mean 'policy'?"),
         (ComponentSpec("policy", "x", "a.B"), "policy/x points at 'a.B', which does not read"),
         ("policy", "announces 'policy', which is no ComponentSpec"),
+        (ComponentSpec("policy", "x", "a:B", api=1), "announces policy/x with api=1, which must be two integers"),
+        (ComponentSpec("policy", "x", "a:B", api=(1,)), "with api=(1,), which must be two integers"),
+        (ComponentSpec("policy", "x", "a:B", api=(1, "0")), "with api=(1, '0'), which must be two integers"),
+        (ComponentSpec("policy", "x", 7), "announces policy/x with target=7, which must be a non-empty string"),
+        (ComponentSpec("policy", "x", None), "with target=None, which must be a non-empty string"),
+        (ComponentSpec("policy", 5, "a:B"), "announces policy/5 with name=5, which must be a non-empty string"),
+        (ComponentSpec(["policy"], "x", "a:B"), "with kind=['policy'], which must be a non-empty string"),
+        (ComponentSpec("policy", "x", "a:B", priority="9"), "with priority='9', which must be an integer"),
+        (ComponentSpec("policy", "x", "a:B", probe=len), "which must be a non-empty string or None"),
+        (ComponentSpec("model", "x", "a:B", provides="Llama"), "provides='Llama', which must be a tuple of strings"),
     ],
 )
 def test_refused_component_leaves_the_plugins_others(load, spec, reason):
