@@ -77,8 +77,11 @@ class Scheduler(Protocol):
     There is no prefill phase: a prompt chunk, a decode, a resumed span and a draft check are one case. Knows no tensor.
     """
 
+    def check_request(self, request: Request) -> None:
+        """Raises RequestError for what could never run here, as when the pool alone cannot hold it; changes nothing."""
+
     def add_request(self, request: Request) -> None:
-        """Queues a request. Raises RequestError when the pool alone could never hold it."""
+        """Queues a request. Raises what `check_request` raises; nothing is queued then."""
 
     def abort(self, request_id: str) -> Request | None:
         """Ends a waiting or running request with finish_reason `abort`; None when the id is not known."""
@@ -104,7 +107,10 @@ class Policy(Protocol):
         """Waiting requests, the next to admit first. Must be a permutation of `waiting`."""
 
     def admit(self, request: Request, budget: int) -> bool:
-        """Whether to admit `request` now, with `budget` tokens left; False stops admission for this step."""
+        """Whether to admit `request` now, with `budget` tokens left; False stops admission for this step.
+
+        A False does not count while nothing runs and nothing is in flight: no later step could change the answer.
+        """
 
     def victim(self, running: Sequence[Request]) -> Request:
         """The running request that is preempted when blocks run out."""
@@ -183,7 +189,7 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class BackendContext:
-    """dtype is the word of `engine.dtype`; num_threads None = the backend's own choice."""
+    """dtype and graphs are the words of `engine.dtype` and `engine.graphs`."""
 
     dtype: str = "auto"
     batch_invariant: bool = False
@@ -222,10 +228,12 @@ class Backend(Protocol):
         """Shapes to compile or capture; empty means eager with exact shapes."""
 
     def compile(self, step: Callable[..., Any], bucket: Bucket | None) -> Callable[..., Any]:
-        """An executable of the step for one bucket: eager, graph, torch.compile, XLA."""
+        """An executable of the step's device part for one bucket: eager, graph, torch.compile, XLA."""
 
-    def submit(self, executable: Callable[..., Any], *args: Any) -> StepFuture:
-        """Starts a step; the host waits only in the future's `result`."""
+    def submit(
+        self, executable: Callable[..., Any], args: tuple[Any, ...], collect: Callable[[Any], StepOutput]
+    ) -> StepFuture:
+        """Starts executable(*args). The future's `result` waits for the device and then returns collect(its value)."""
 
 
 class StepFuture(Protocol):

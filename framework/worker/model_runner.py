@@ -7,6 +7,7 @@ nothing either; the scheduler's output says what runs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -55,35 +56,38 @@ class ModelRunner:
         self._inputs = InputBuffers(table.num_rows, max_num_batched_tokens, groups, backend.device, backend.step_ops)
         self._ones = torch.ones(table.num_rows, dtype=torch.int32, device=backend.device)
         self._no_ids = torch.zeros(0, dtype=torch.int64, device=backend.device)
-        self._executable = backend.compile(self._step, None)
+        self._executable = backend.compile(self._device_step, None)
 
+    @torch.inference_mode()
     def execute(self, scheduled: SchedulerOutput) -> StepFuture:
-        """Starts one step. The host waits only in the future's `result()`."""
+        """Starts one step. The host waits for the device in the future's `result()`, and nowhere else."""
         for name in _UNBUILT:
             if getattr(scheduled, name) is not None:
                 raise NotBuiltError(f"SchedulerOutput.{name}: the part that serves it is not built yet")
-        return self.backend.submit(self._executable, scheduled)
-
-    @torch.inference_mode()
-    def _step(self, scheduled: SchedulerOutput) -> StepOutput:
         clock = _Clock()
         self._update_rows(scheduled)
         clock.mark("rows")
         if not scheduled.num_rows:
-            return StepOutput(np.zeros((0, 1), np.int32), np.zeros(0, np.int32), timings=clock.seconds)
+            return self.backend.submit(lambda: None, (), lambda _: _empty_output(clock))
         batch = self._inputs.prepare(scheduled, self.table.views)
         clock.mark("prepare")
         ctx = ForwardContext({name: a.plan(batch, i) for i, (name, a) in enumerate(self._attention)})
         clock.mark("plan")
+        return self.backend.submit(
+            self._executable, (batch, ctx, clock), partial(self._collect, scheduled, batch, clock)
+        )
+
+    def _device_step(self, batch: InputBatch, ctx: ForwardContext, clock: _Clock) -> SampleResult | None:
+        """What a backend compiles or captures: forward pass, sampler, commit. Reads no tensor on the host.
+
+        Returns what `_collect` needs of the device, None when no row samples. The clock's marks are the host's own.
+        """
         logits = self._forward(batch, ctx)
         clock.mark("forward")
         result = None if logits is None else self._sample(logits, batch)
         clock.mark("sample")
         self._post_update(batch, self._no_ids if result is None else result.ids)
-        output = self._collect(scheduled, batch, result)
-        clock.mark("post")
-        output.timings = clock.seconds
-        return output
+        return result
 
     def _forward(self, batch: InputBatch, ctx: ForwardContext) -> torch.Tensor | None:
         """Logits [L, V] of the rows that sample, None when no row does."""
@@ -98,23 +102,30 @@ class ModelRunner:
         self.pipeline.commit(rows, result.ids.unsqueeze(1), self._ones[: len(logits)])
         return result
 
-    def _collect(self, scheduled: SchedulerOutput, batch: InputBatch, result: SampleResult | None) -> StepOutput:
+    @torch.inference_mode()
+    def _collect(
+        self, scheduled: SchedulerOutput, batch: InputBatch, clock: _Clock, result: SampleResult | None
+    ) -> StepOutput:
         """The step's output on the host: the only part that waits for the device."""
         num_valid = scheduled.samples.astype(np.int32)
         if result is None:
-            return StepOutput(np.full((scheduled.num_rows, 1), -1, np.int32), num_valid)
+            clock.mark("post")
+            return StepOutput(np.full((scheduled.num_rows, 1), -1, np.int32), num_valid, timings=clock.seconds)
         sampled, logprobs, errors = self.pipeline.collect(result)
         at = batch.logits_rows_np
         if len(at) < scheduled.num_rows:
             ids, sampled = sampled, np.full(scheduled.num_rows, -1, np.int32)
             sampled[at] = ids
-        return StepOutput(
+        output = StepOutput(
             sampled=sampled.reshape(-1, 1),
             num_valid=num_valid,
             logprobs=logprobs,
             errors={int(at[i]): text for i, text in errors.items()},
             payloads=self.pipeline.collect_payloads(result),
+            timings=clock.seconds,
         )
+        clock.mark("post")
+        return output
 
     def _update_rows(self, scheduled: SchedulerOutput) -> None:
         """Rows that left are released before rows that arrive: an arriving request may take a row of this very step."""
@@ -146,6 +157,10 @@ class ModelRunner:
     def _post_update(self, batch: InputBatch, sampled: torch.Tensor) -> None:
         rows, logits_rows = len(batch.rows_np), len(batch.logits_rows_np)
         self.backend.step_ops.post_update(self._inputs.buffers, self.table.views, rows, logits_rows, sampled)
+
+
+def _empty_output(clock: _Clock) -> StepOutput:
+    return StepOutput(np.zeros((0, 1), np.int32), np.zeros(0, np.int32), timings=clock.seconds)
 
 
 class _Clock:

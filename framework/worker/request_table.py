@@ -45,16 +45,12 @@ class TableColumn:
 class RequestTable:
     """Declared columns, known token ids and block tables of up to `num_rows` requests (row 0 is nobody's)."""
 
-    def __init__(
-        self, num_rows: int, max_model_len: int, groups: Sequence[KVGroup], device: torch.device, ops: StepOps
-    ) -> None:
+    def __init__(self, num_rows: int, max_model_len: int, device: torch.device, ops: StepOps) -> None:
         self.num_rows, self.max_model_len, self.device = num_rows, max_model_len, device
         self._ops = ops
         self._columns: dict[str, TableColumn] = {}
         self._staged: dict[int, NDArray[np.int32]] = {}  # by row: what a failed step left behind is overwritten
         self.token_ids = torch.zeros(num_rows, max_model_len, dtype=torch.int32, device=device)
-        widths = [-(-max_model_len // g.block_size) for g in groups]
-        self.block_table = tuple(torch.zeros(num_rows, w, dtype=torch.int32, device=device) for w in widths)
         self.declare("core", CORE_FIELDS)
 
     def declare(self, owner: str, fields: Sequence[Field]) -> dict[str, TableColumn]:
@@ -73,8 +69,14 @@ class RequestTable:
     def column(self, owner: str, name: str) -> TableColumn:
         return self._columns[f"{owner}.{name}"]
 
-    def allocate(self) -> None:
-        """Lays out the packed row, largest items first so that all are aligned, and makes the columns usable."""
+    def allocate(self, groups: Sequence[KVGroup]) -> None:
+        """Lays out the packed row, largest items first so that all are aligned, and makes the columns usable.
+
+        A block table a KV group is made with it.
+        """
+        widths = [-(-self.max_model_len // g.block_size) for g in groups]
+        shapes = [(self.num_rows, width) for width in widths]
+        self.block_table = tuple(torch.zeros(shape, dtype=torch.int32, device=self.device) for shape in shapes)
         narrow = [c for c in self._columns.values() if c.field.width <= _WIDE]
         narrow.sort(key=lambda c: -np.dtype(c.field.dtype).itemsize)
         offsets, end = [], 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from framework.batch import StepOutput
 from framework.errors import ConfigError
 from framework.interfaces import Backend, BackendContext, KVSpec
 from framework_backends import cpu
@@ -109,15 +111,18 @@ def test_gathered_blocks_are_copies() -> None:
 
 def test_submitted_step_is_done_and_gives_its_result() -> None:
     backend = make_backend()
-    future = backend.submit(backend.compile(lambda a, b: a + b, None), 2, 3)
-    assert future.done() and future.result() == 5
+    collected = StepOutput(np.zeros((1, 1), np.int32), np.ones(1, np.int32))
+    seen: list[int] = []
+    future = backend.submit(backend.compile(lambda a, b: a + b, None), (2, 3), lambda x: seen.append(x) or collected)
+    assert future.done() and not seen  # the host collects when it asks for the result, not before
+    assert future.result() is collected and seen == [5]
 
 
 def test_failure_of_a_step_is_raised_by_its_result() -> None:
     def fail() -> None:
         raise ValueError("step failed")
 
-    future = make_backend().submit(fail)
+    future = make_backend().submit(fail, (), lambda value: value)
     assert future.done()
     with pytest.raises(ValueError, match="step failed"):
         future.result()

@@ -24,8 +24,8 @@ spans = st.lists(
 
 
 def build(case: list[tuple[int, int, bool]], order: list[int]) -> tuple[RequestTable, InputBuffers, SchedulerOutput]:
-    table = RequestTable(ROWS, MAX_LEN, GROUPS, torch.device("cpu"), step_ops)
-    table.allocate()
+    table = RequestTable(ROWS, MAX_LEN, torch.device("cpu"), step_ops)
+    table.allocate(GROUPS)
     deltas: list[list[int]] = [[], [], [], []]
     for row, (scheduled, computed, _) in zip(order, case, strict=True):
         ids = np.arange(100 * row, 100 * row + computed + scheduled, dtype=np.int32)

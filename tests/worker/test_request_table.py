@@ -29,9 +29,9 @@ def new(row: int, ids: list[int], computed: int = 0, seed: int = 0) -> NewReques
 
 @pytest.fixture
 def table() -> RequestTable:
-    made = RequestTable(5, 16, GROUPS, torch.device("cpu"), step_ops)
+    made = RequestTable(5, 16, torch.device("cpu"), step_ops)
     made.declare("stage", FIELDS)
-    made.allocate()
+    made.allocate(GROUPS)
     return made
 
 
@@ -78,7 +78,7 @@ def test_row_zero_is_nobodys(table: RequestTable) -> None:
 
 
 def test_a_field_is_refused_when_it_is_declared_twice_pooled_or_of_an_unknown_dtype() -> None:
-    table = RequestTable(2, 8, GROUPS, torch.device("cpu"), step_ops)
+    table = RequestTable(2, 8, torch.device("cpu"), step_ops)
     table.declare("a", (Field("x", "int32"),))
     with pytest.raises(PluginError, match=r"field 'a\.x' is declared twice"):
         table.declare("a", (Field("x", "int32"),))

@@ -6,13 +6,13 @@ Products, elementwise operations, memory and the step's array functions have mod
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from framework.batch import StepOutput
 from framework.errors import ConfigError, did_you_mean
 from framework.interfaces import BackendContext, Bucket, Capabilities, KVSpec, LayerOps, Linear, StepFuture, StepOps
 from framework_backends.cpu_layer_ops import CpuLayerOps, InvariantLayerOps
@@ -79,14 +79,31 @@ class CpuBackend:
         """The step itself: `engine.graphs` has nothing to capture here, whatever its value."""
         return step
 
-    def submit(self, executable: Callable[..., Any], *args: Any) -> StepFuture:
+    def submit(
+        self, executable: Callable[..., Any], args: tuple[Any, ...], collect: Callable[[Any], StepOutput]
+    ) -> StepFuture:
         """Runs the step before it returns; `result` raises what the step raised."""
-        future: Future[Any] = Future()
         try:
-            future.set_result(executable(*args))
+            return _DoneStep(collect, executable(*args), None)
         except Exception as error:
-            future.set_exception(error)
-        return future
+            return _DoneStep(collect, None, error)
+
+
+class _DoneStep:
+    """A step that has run, and what came of it."""
+
+    __slots__ = ("_collect", "_error", "_value")
+
+    def __init__(self, collect: Callable[[Any], StepOutput], value: Any, error: Exception | None) -> None:
+        self._collect, self._value, self._error = collect, value, error
+
+    def result(self) -> StepOutput:
+        if self._error is not None:
+            raise self._error
+        return self._collect(self._value)
+
+    def done(self) -> bool:
+        return True
 
 
 def choose_dtype(word: str) -> torch.dtype:

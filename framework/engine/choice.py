@@ -1,0 +1,206 @@
+"""Which parts an engine is made of, and whether they go together: everything that is known before weights load.
+
+Reads the checkpoint's header, resolves every name, solves the sampler's composition and holds each choice against the
+capabilities of the others. A conflict is an error that names both sides and the way out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from framework.engine.admission import Admission, Limits
+from framework.engine.defaults import check_defaults, default_params, eos_token_ids
+from framework.errors import CheckpointError, ConfigError, NotBuiltError, PluginError, did_you_mean
+from framework.interfaces import BackendContext, StageContext, StageSpec
+
+if TYPE_CHECKING:
+    from framework.config import ComponentConfig, Config
+    from framework.interfaces import Backend, Checkpoint, LayerSpec, Loader
+    from framework.plugins import Registry
+    from framework.sampling.pipeline import SamplerPipeline
+    from framework.tokenizer import Tokenizer
+    from framework.worker.request_table import RequestTable
+
+# A step at a time, and the host has its tokens before the next one is made.
+_SYNCHRONOUS = frozenset({"host_tokens", "exact_lens"})
+
+
+@dataclass(frozen=True)
+class Part:
+    """A component chosen by name: its class and its checked options."""
+
+    name: str
+    target: Any
+    options: Any
+
+    @classmethod
+    def choose(cls, plugins: Registry, kind: str, chosen: ComponentConfig) -> Part:
+        name = plugins.auto(kind).name if chosen.name == "auto" else chosen.name
+        return cls(name, plugins.load_target(kind, name), plugins.build_options(kind, name, chosen.options))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The parts, before any weight is read. seconds: time of each step of the build so far."""
+
+    config: Config
+    checkpoint: Checkpoint
+    loader: Loader
+    max_model_len: int
+    block_size: int
+    backend: Backend
+    model: Part
+    attention: Part
+    scheduler: Part
+    policy: Any
+    executor: Part
+    tokenizer: Tokenizer | None
+    table: RequestTable
+    pipeline: SamplerPipeline
+    admission: Admission
+    seconds: dict[str, float]
+
+
+def choose(config: Config, plugins: Registry) -> Choice:
+    """Resolves and checks every part. Raises ConfigError, PluginError, CheckpointError or NotBuiltError."""
+    from framework.checkpoint import open_checkpoint
+    from framework.tokenizer import Tokenizer
+    from framework.worker.request_table import RequestTable
+
+    start = perf_counter()
+    checkpoint, loader = open_checkpoint(config.model, config.engine.load_format, plugins)
+    model = _model(config, checkpoint, plugins)
+    max_model_len = _max_model_len(config, checkpoint)
+    backend = _backend(config, plugins)
+    attention = Part.choose(plugins, "attention", config.attention)
+    block_size = _block_size(config, attention)
+    check_attention(attention, config, backend, block_size)
+    policy = Part.choose(plugins, "policy", config.policy)
+    opened = perf_counter()
+    tokenizer = Tokenizer.of(checkpoint)
+    seconds = {"open": opened - start, "tokenizer": perf_counter() - opened}
+    eos = eos_token_ids(checkpoint, tokenizer)
+    table = RequestTable(config.scheduler.max_num_seqs + 1, max_model_len, backend.device, backend.step_ops)
+    pipeline = _pipeline(config, plugins, backend, table, _vocab_size(checkpoint), eos)
+    limits = Limits(_vocab_size(checkpoint), max_model_len, frozenset(eos), policy.name, config.engine.seed)
+    admission = Admission(limits, tokenizer, pipeline, default_params(config.sampler.params, checkpoint))
+    check_defaults(admission, config.sampler.params)
+    s = config.scheduler
+    return Choice(
+        config=config,
+        checkpoint=checkpoint,
+        loader=loader,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        backend=backend,
+        model=model,
+        attention=attention,
+        scheduler=Part(s.name, *_scheduler(plugins, s.name, s.options)),
+        policy=policy.target(policy.options, None),
+        executor=Part.choose(plugins, "executor", config.executor),
+        tokenizer=tokenizer,
+        table=table,
+        pipeline=pipeline,
+        admission=admission,
+        seconds=seconds,
+    )
+
+
+def _scheduler(plugins: Registry, name: str, options: Any) -> tuple[Any, Any]:
+    return plugins.load_target("scheduler", name), plugins.build_options("scheduler", name, options)
+
+
+def _model(config: Config, checkpoint: Checkpoint, plugins: Registry) -> Part:
+    """The model plugin that provides the checkpoint's architecture; one that is named must provide it as well."""
+    if not checkpoint.architectures:
+        raise CheckpointError(f"{checkpoint.location}: config.json names no architectures, so no model can be chosen")
+    architecture = checkpoint.architectures[0]
+    if config.model.name == "auto":
+        spec = plugins.provider("model", architecture)
+    else:
+        spec = plugins.spec("model", config.model.name)
+        if architecture not in spec.provides:
+            raise PluginError(
+                f"model={spec.name} serves {', '.join(spec.provides) or 'nothing'}, but {checkpoint.location} is of "
+                f"architecture {architecture}.{did_you_mean(architecture, spec.provides)} Use model=auto"
+            )
+    return Part(spec.name, plugins.load_target("model", spec.name), None)
+
+
+def _max_model_len(config: Config, checkpoint: Checkpoint) -> int:
+    limit, asked = checkpoint.config.get("max_position_embeddings"), config.engine.max_model_len
+    if asked is None:
+        if limit is None:
+            raise ConfigError(
+                f"{checkpoint.location} states no max_position_embeddings; say engine.max_model_len=NUMBER"
+            )
+        return int(limit)
+    if limit is not None and asked > limit:
+        raise ConfigError(
+            f"engine.max_model_len={asked} is more than the {limit} positions that {checkpoint.location} was made for; "
+            f"use at most {limit}"
+        )
+    return asked
+
+
+def _vocab_size(checkpoint: Checkpoint) -> int:
+    size = checkpoint.config.get("vocab_size")
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise CheckpointError(f"{checkpoint.location}: vocab_size must be a positive integer, got {size!r}")
+    return size
+
+
+def _backend(config: Config, plugins: Registry) -> Backend:
+    part, e = Part.choose(plugins, "backend", config.backend), config.engine
+    backend: Backend = part.target(part.options, BackendContext(e.dtype, e.batch_invariant, e.graphs))
+    if e.batch_invariant and "batch_invariant" not in backend.caps.keeps:
+        raise ConfigError(f"engine.batch_invariant=true: backend={part.name} does not offer it; choose another backend")
+    if backend.buckets(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens):
+        raise NotBuiltError(f"backend={part.name} asks for padded steps (buckets), which are not built yet")
+    return backend
+
+
+def _block_size(config: Config, attention: Part) -> int:
+    size = config.kv_cache.block_size
+    return int(attention.target.caps.block_sizes[0]) if size is None else size
+
+
+def check_attention(
+    attention: Part, config: Config, backend: Backend, block_size: int, layers: list[LayerSpec] | None = None
+) -> None:
+    """Refuses a choice outside of the plugin's capabilities. `layers` are known once the model is there."""
+    name, caps, dtype = attention.name, attention.target.caps, str(backend.dtype).removeprefix("torch.")
+    if not caps.any_block_size and block_size not in caps.block_sizes:
+        sizes = ", ".join(map(str, caps.block_sizes))
+        raise ConfigError(f"kv_cache.block_size={block_size}: attention={name} serves {sizes}")
+    if dtype not in caps.dtypes:
+        raise ConfigError(f"engine.dtype={dtype}: attention={name} serves {', '.join(caps.dtypes)}")
+    if config.engine.batch_invariant and not caps.batch_invariant:
+        raise ConfigError(f"engine.batch_invariant=true: attention={name} does not offer it; choose another attention")
+    for layer in layers or ():
+        if caps.head_dims and layer.head_dim not in caps.head_dims:
+            raise ConfigError(f"attention={name} does not serve head_dim {layer.head_dim}; choose another attention")
+        if layer.window is not None and not caps.window:
+            raise ConfigError(f"attention={name} does not serve sliding windows; choose another attention")
+
+
+def _pipeline(
+    config: Config, plugins: Registry, backend: Backend, table: RequestTable, vocab_size: int, eos: tuple[int, ...]
+) -> SamplerPipeline:
+    from framework.sampling.pipeline import build_pipeline
+
+    def context(key: str, spec: StageSpec) -> StageContext:
+        table.declare(key, spec.fields)
+        return StageContext(
+            device=backend.device,
+            vocab_size=vocab_size,
+            num_rows=table.num_rows,
+            max_num_logits=table.num_rows,
+            eos_token_ids=eos,
+            column=lambda name: table.column(key, name),
+        )
+
+    required = frozenset({"batch_invariant"} if config.engine.batch_invariant else ())
+    return build_pipeline(config.sampler, plugins, context, required=required, provided=_SYNCHRONOUS)

@@ -1,0 +1,97 @@
+"""What does not go together is refused by name before any weight is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from framework import LLM
+from framework.errors import ConfigError, FrameworkError, NotBuiltError, PluginError
+from framework.interfaces import Capabilities
+
+HEADER = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "hidden_act": "silu",
+    "rms_norm_eps": 1e-5, "max_position_embeddings": 64, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a header alone; reading weights of it fails the test."""
+    (tmp_path / "config.json").write_text(json.dumps(HEADER))
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("weights were opened")
+
+    monkeypatch.setattr("framework_loaders.dummy.DummyLoader.open", fail)
+    return tmp_path
+
+
+def build(folder: Path, *words: str) -> LLM:
+    return LLM(str(folder), overrides=["backend=cpu", "engine.load_format=dummy", "kv_cache.num_blocks=8", *words])
+
+
+def test_weights_are_opened_when_everything_goes_together(folder: Path) -> None:
+    with pytest.raises(AssertionError, match="weights were opened"):
+        build(folder)
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        (["+sampler/stage=greedy"], FrameworkError, "greedy.*gumbel|gumbel.*greedy"),
+        (["sampler.n=2"], NotBuiltError, r"sampler\.n=2 is not built yet"),
+        (["sampler=greedy", "sampler.top_k=5"], ConfigError, "top_k"),
+        (["model=qwen3"], PluginError, "model=qwen3 serves Qwen3ForCausalLM, but .* is of architecture Llama"),
+        (["engine.max_model_len=65"], ConfigError, "more than the 64 positions"),
+    ],
+)
+def test_conflict_is_named_before_weights_load(
+    folder: Path, words: list[str], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        build(folder, *words)
+
+
+def test_named_model_of_another_architecture_is_refused(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({**HEADER, "architectures": ["GemmaForCausalLM"]}))
+    with pytest.raises(PluginError, match=r"model=llama serves LlamaForCausalLM, but .* GemmaForCausalLM"):
+        build(folder, "model=llama")
+
+
+def test_unsupported_architecture_is_refused_with_the_list_of_what_is_supported(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({**HEADER, "architectures": ["GemmaForCausalLM"]}))
+    with pytest.raises(PluginError, match=r"'GemmaForCausalLM'.* Supported: LlamaForCausalLM, Qwen3ForCausalLM"):
+        build(folder)
+
+
+@pytest.mark.parametrize("size", [None, "64", 0, True])
+def test_vocabulary_of_no_size_is_refused(folder: Path, size: Any) -> None:
+    (folder / "config.json").write_text(json.dumps({**HEADER, "vocab_size": size}))
+    with pytest.raises(FrameworkError, match="vocab_size must be a positive integer"):
+        build(folder)
+
+
+def test_backend_that_does_not_keep_batch_invariance_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from framework_backends.cpu import CpuBackend
+
+    made = CpuBackend.__init__
+
+    def without(self: CpuBackend, *args: Any) -> None:
+        made(self, *args)
+        self.caps = Capabilities()
+
+    monkeypatch.setattr(CpuBackend, "__init__", without)
+    with pytest.raises(ConfigError, match=r"engine\.batch_invariant=true: backend=cpu does not offer it"):
+        build(folder, "engine.batch_invariant=true")
+
+
+def test_backend_that_asks_for_padded_steps_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("framework_backends.cpu.CpuBackend.buckets", lambda *_: [SimpleNamespace(tokens=8)])
+    with pytest.raises(NotBuiltError, match=r"backend=cpu asks for padded steps \(buckets\)"):
+        build(folder)
