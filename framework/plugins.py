@@ -311,7 +311,7 @@ class Registry:
 
     def _fail(self, failure: Failure) -> None:
         self.failures.append(failure)
-        _log.warning("plugin %s. It is left out.", failure)
+        _log.warning("plugin %s It is left out.", _sentence(str(failure)))
 
     def _probe(self, spec: ComponentSpec) -> str | None:
         if spec.probe is None:
@@ -369,7 +369,10 @@ class Registry:
     def _failed(self) -> str:
         broken = ", ".join(f"{failure.plugin} ({failure.reason})" for failure in self.failures if failure.whole)
         refused = "; ".join(failure.reason for failure in self.failures if not failure.whole)
-        sentences = (f"Failed to import: {broken}." if broken else "", f"Left out: {refused}." if refused else "")
+        sentences = (
+            f"Failed to import: {broken}." if broken else "",
+            _sentence(f"Left out: {refused}" if refused else ""),
+        )
         return " ".join(sentence for sentence in sentences if sentence)
 
 
@@ -423,6 +426,10 @@ def _impls(manager: pluggy.PluginManager, hook: str) -> list[pluggy.HookImpl]:
 
 def _observer(impl: pluggy.HookImpl, names: tuple[str, ...]) -> _Observer:
     return _Observer(impl.plugin_name, impl.function, tuple(names.index(name) for name in impl.argnames))
+
+
+def _sentence(text: str) -> str:
+    return text if not text or text.endswith((".", "?")) else f"{text}."
 
 
 def _one_line(error: BaseException) -> str:

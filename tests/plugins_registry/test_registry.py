@@ -131,16 +131,18 @@ def test_refused_component_leaves_the_plugins_others(load, spec, reason):
     assert found.spec("scheduler", "default").dist == "framework"
 
 
-def test_misspelt_hook_is_named_with_the_nearest(load):
+def test_misspelt_hook_is_named_with_the_nearest(load, caplog):
     class Misspelt:
         @hookimpl
         def framework_component(self):
             return []
 
-    failure = load(typo=Misspelt()).failures[0]
-    assert failure.reason == (
-        "implements the hook 'framework_component', which is not there. Did you mean 'framework_components'?"
-    )
+    found = load(typo=Misspelt(), other=announcing(ComponentSpec("polcy", "x", "a:B")))
+    reason = "implements the hook 'framework_component', which is not there. Did you mean 'framework_components'?"
+    assert found.failures[1].reason == reason
+    assert f"plugin typo of ? ?: {reason} It is left out." in caplog.messages
+    with pytest.raises(PluginError, match=r"Left out: .* Did you mean 'policy'\?$"):
+        found.spec("policy", "x")
 
 
 def test_target_is_imported_only_when_it_is_asked_for(load):
