@@ -134,10 +134,16 @@ class EventBus:
         self._observers = {event: list((observers or {}).get(event, ())) for event in EVENTS}
 
     @classmethod
-    def of(cls, manager: pluggy.PluginManager) -> EventBus:
-        return cls(
-            {event: [_observer(impl, names) for impl in _impls(manager, event)] for event, names in EVENTS.items()}
-        )
+    def of(cls, manager: pluggy.PluginManager, built: Iterable[tuple[str, Any]] = ()) -> EventBus:
+        """Hooks of the manager's plugins, then methods of the observers in `built`: [(name for the log, object)]."""
+        observers = {
+            event: [_observer(impl, names) for impl in _impls(manager, event)] for event, names in EVENTS.items()
+        }
+        for label, one in built:
+            for event in EVENTS:
+                if hasattr(one, event):
+                    observers[event].append(_Observer(label, getattr(one, event), tuple(range(len(EVENTS[event])))))
+        return cls(observers)
 
     def has(self, event: str) -> bool:
         """Whether anybody observes the event, for emitters whose values cost something to make."""
@@ -162,7 +168,8 @@ class Registry:
     def __init__(self) -> None:
         self.failures: list[Failure] = []
         self.versions: dict[str, str] = {}
-        self.events = EventBus()
+        self._events: EventBus | None = None
+        self._events_lock = threading.Lock()
         self._specs: dict[tuple[str, str], ComponentSpec] = {}
         self._manager = pluggy.PluginManager("framework")
         self._manager.add_hookspecs(FrameworkHooks)
@@ -180,8 +187,30 @@ class Registry:
         registry._announce("core", OURS, version, CORE_COMPONENTS)
         for ep in entry_points_of(PLUGIN_GROUP, entry_points):
             registry._load_plugin(ep)
-        registry.events = EventBus.of(registry._manager)
         return registry
+
+    @property
+    def events(self) -> EventBus:
+        """The bus of hooks and of announced observers, which are built when it is first asked for: by an engine.
+
+        An observer that cannot be built is named in the log and among the failures, and stops nothing.
+        """
+        with self._events_lock:
+            if self._events is None:
+                built = [(f"{spec.dist}:{spec.name}", self._build_observer(spec)) for spec in self.specs("observer")]
+                self._events = EventBus.of(self._manager, [pair for pair in built if pair[1] is not None])
+            return self._events
+
+    def _build_observer(self, spec: ComponentSpec) -> Any:
+        try:
+            observer = self.load_target("observer", spec.name)()
+            _check_events(observer)
+        except (Exception, SystemExit) as error:
+            version = self.versions.get(spec.dist, "?")
+            reason = f"observer/{spec.name} cannot be built: {_one_line(error)}"
+            self._fail(Failure(spec.name, spec.dist, version, reason, whole=False))
+            return None
+        return observer
 
     def specs(self, kind: str | None = None) -> list[ComponentSpec]:
         """Announced components, sorted by kind (in the order of KINDS) and name."""
@@ -299,6 +328,8 @@ class Registry:
         if spec.api[0] != API_VERSION[0] or spec.api[1] > API_VERSION[1]:
             wanted, have = (".".join(map(str, api)) for api in (spec.api, API_VERSION))
             return f"{label} needs plugin API {wanted}, but this is {have}. Install a release of it made for {have}"
+        if spec.kind == "observer" and spec.config is not None:
+            return f"{label} announces config={spec.config!r}, but no key sets options of an observer"
         bad = [
             text
             for text in (spec.target, spec.config, spec.probe, spec.environment)
@@ -426,6 +457,18 @@ def _impls(manager: pluggy.PluginManager, hook: str) -> list[pluggy.HookImpl]:
 
 def _observer(impl: pluggy.HookImpl, names: tuple[str, ...]) -> _Observer:
     return _Observer(impl.plugin_name, impl.function, tuple(names.index(name) for name in impl.argnames))
+
+
+def _check_events(observer: Any) -> None:
+    """PluginError for an object that hears nothing, or that has a method for an event which is not there."""
+    methods = [name for name in dir(observer) if name.startswith("on_")]
+    for name in methods:
+        if name not in EVENTS:
+            raise PluginError(f"has a method {name!r}, but there is no such event.{did_you_mean(name, EVENTS)}")
+        if not callable(getattr(observer, name)):
+            raise PluginError(f"has {name}, which is no method")
+    if not methods:
+        raise PluginError(f"has none of the methods {', '.join(EVENTS)}")
 
 
 def _sentence(text: str) -> str:

@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from framework.plugins import EventBus, Registry, hookimpl
+from framework.plugins import ComponentSpec, EventBus, Registry, hookimpl
 
 
 class Listens:
@@ -71,3 +71,87 @@ def test_emitter_can_ask_whether_anybody_listens(bus):
 def test_event_that_is_not_there_is_our_own_bug(bus):
     with pytest.raises(KeyError):
         bus.emit("on_step_begin", 1)
+
+
+class Watches:
+    """An observer of kind `observer`: built once, with the methods that it needs."""
+
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+        self.heard = []
+
+    def on_request_finished(self, request, output):
+        self.heard.append((request, output))
+
+
+class Deaf:
+    """Hears nothing."""
+
+
+class Misspelt:
+    def on_step_ended(self, stats): ...
+
+
+class Breaks:
+    def __init__(self):
+        raise RuntimeError("no disk")
+
+
+class Announces:
+    """Announces one observer, `x`."""
+
+    def __init__(self, target, **more):
+        self.spec = ComponentSpec("observer", "x", target, **more)
+
+    @hookimpl
+    def framework_components(self):
+        return [self.spec]
+
+
+@pytest.fixture
+def announced(observers):
+    """Registry with an observer of that class, and with a hook that listens."""
+
+    def load(target, **more):
+        observers.kind, observers.Watches = Announces(target, **more), Watches
+        observers.Deaf, observers.Misspelt, observers.Breaks = Deaf, Misspelt, Breaks
+        return Registry.load(EntryPoint(n, f"observers:{n}", "framework.plugins") for n in ("kind", "listens"))
+
+    return load
+
+
+def test_announced_observer_is_built_once_when_the_bus_is_asked_for(announced, monkeypatch):
+    monkeypatch.setattr(Watches, "made", 0)
+    found = announced("observers:Watches")
+    assert Watches.made == 0 and found.failures == []
+    assert found.events is found.events and Watches.made == 1
+    (heard,) = [o.function.__self__.heard for o in found.events._observers["on_request_finished"][1:]]
+    found.events.emit("on_request_finished", "request", "output")
+    assert heard == [("request", "output")]
+    assert len(found.events._observers["on_step_end"]) == 1  # the hook alone
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("observers:Breaks", "RuntimeError: no disk"),
+        ("observers:Absent", "observer 'x' of ? points at 'observers:Absent', which is not there"),
+        ("absent_module:X", "No module named 'absent_module'"),
+        ("observers:Deaf", "has none of the methods on_request_added, on_step_end, on_request_finished"),
+        ("observers:Misspelt", "has a method 'on_step_ended', but there is no such event. Did you mean 'on_step_end'?"),
+    ],
+)
+def test_observer_that_cannot_be_built_is_named_and_the_others_hear(announced, observers, caplog, target, reason):
+    found = announced(target)
+    found.events.emit("on_step_end", 1)
+    assert observers.listens.heard == [1]
+    (failure,) = found.failures
+    assert failure.reason == f"observer/x cannot be built: {reason}"
+    assert f"plugin x of ? ?: {failure.reason}" in caplog.text
+
+
+def test_observer_with_options_is_left_out_since_no_key_sets_them(announced):
+    (failure,) = announced("observers:Watches", config="observers:Options").failures
+    assert "observer/x announces config='observers:Options', but no key sets options" in failure.reason
