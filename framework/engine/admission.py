@@ -52,11 +52,16 @@ class Admission:
     ) -> None:
         self.limits, self.tokenizer, self.defaults = limits, tokenizer, defaults
         self._pipeline = pipeline
-        self._count = 0
+        self._num_arrived = 0
 
     def request(self, request_id: str, prompt: Any, params: SamplingParams | None) -> Request:
         """A checked request. Raises RequestError, NotBuiltError or TypeError."""
-        return self._make(request_id, self.prompt(prompt), self.params(params))
+        return self._make(request_id, self.prompt(prompt), self.params(params), self._num_arrived)
+
+    def count_arrival(self) -> None:
+        """The request made with the next arrival index has been queued: a refused one leaves its index, and the seed
+        that follows from it, to the next."""
+        self._num_arrived += 1
 
     def requests(
         self, request_ids: Sequence[str], prompts: Sequence[Any], params: Sequence[SamplingParams | None]
@@ -69,7 +74,8 @@ class Admission:
                 self._check_length(*made[-1])
             except (ValueError, TypeError) as e:
                 raise type(e)(f"prompt {index}: {e}") from None
-        return [self._make(i, *pair) for i, pair in zip(request_ids, made, strict=True)]
+        numbered = enumerate(zip(request_ids, made, strict=True), start=self._num_arrived)
+        return [self._make(request_id, *pair, index) for index, (request_id, pair) in numbered]
 
     # ------------------------------------------------------------------------------------------------- prompts
 
@@ -180,9 +186,8 @@ class Admission:
             )
         return limit if params.max_tokens is None else min(limit, n + params.max_tokens)
 
-    def _make(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Request:
+    def _make(self, request_id: str, prompt: Prompt, params: SamplingParams, index: int) -> Request:
         total = self._check_length(prompt, params)
-        index, self._count = self._count, self._count + 1
         return Request(
             request_id=request_id,
             prompt_token_ids=prompt.token_ids,

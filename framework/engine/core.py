@@ -68,6 +68,10 @@ class EngineCore:
                     step.future.result()
             self.scheduler.update(step.scheduled, _nothing(step.scheduled))
 
+    def check_request(self, request: Request) -> None:
+        """Raises what `add_request` would raise of the scheduler, and changes nothing."""
+        self.scheduler.check_request(request)
+
     def add_request(self, request: Request) -> None:
         self.scheduler.add_request(request)
         self.events.emit("on_request_added", request)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from framework.engine.output import OutputState
@@ -43,32 +43,45 @@ class Engine:
 
     def add_request(self, request_id: str, prompt: Any, params: SamplingParams | None = None) -> None:
         """Admits one request. Raises RequestError, NotBuiltError, ValueError or TypeError; nothing has run then."""
-        if not isinstance(request_id, str) or not request_id:
-            raise RequestError(f"request_id must be a non-empty string, got {request_id!r}")
-        self._start(self.admission.request(request_id, prompt, params))
+        request = self.admission.request(request_id, prompt, params)
+        self._check(request, self._states)
+        self._start(request)
 
     def add_requests(
         self, request_ids: Sequence[str], prompts: Sequence[Any], params: Sequence[SamplingParams | None]
     ) -> None:
-        """Admits all of them or none."""
+        """Admits all of them or none: every check is done before the first one is queued."""
         requests = self.admission.requests(request_ids, prompts, params)
-        started: list[str] = []
+        taken = set(self._states)
         for index, request in enumerate(requests):
             try:
+                self._check(request, taken)
+            except RequestError as e:
+                raise RequestError(f"prompt {index}: {e}") from None
+            taken.add(request.request_id)
+        started: list[str] = []
+        try:
+            for request in requests:
                 self._start(request)
-            except BaseException as e:
-                for request_id in started:
-                    self.abort(request_id)
-                if isinstance(e, RequestError):
-                    raise RequestError(f"prompt {index}: {e}") from None
-                raise
-            started.append(request.request_id)
+                started.append(request.request_id)
+        except BaseException:  # an observer was interrupted, or the scheduler refuses what it had passed
+            for request_id in started:
+                self.abort(request_id)
+            raise
+
+    def _check(self, request: Request, taken: Container[str]) -> None:
+        """Raises what keeps the request from being queued; changes nothing. `taken` are ids in use."""
+        self._refuse_if_broken()
+        request_id: Any = request.request_id
+        if not isinstance(request_id, str) or not request_id:
+            raise RequestError(f"request_id must be a non-empty string, got {request_id!r}")
+        if request_id in taken:
+            raise RequestError(f"request_id '{request_id}' is already running; give every request an id of its own")
+        self.core.check_request(request)
 
     def _start(self, request: Request) -> None:
-        self._refuse_if_broken()
+        """Queues a checked request; only one that is queued takes a place in the order of arrival."""
         request_id = request.request_id
-        if self.is_running(request_id):
-            raise RequestError(f"request_id '{request_id}' is already running; give every request an id of its own")
         self._states[request_id] = OutputState(request, self.tokenizer, time.perf_counter())
         try:
             self.core.add_request(request)
@@ -76,6 +89,7 @@ class Engine:
             del self._states[request_id]
             self.core.abort(request_id)  # an observer was interrupted: the scheduler has it already
             raise
+        self.admission.count_arrival()
 
     def step(self) -> list[RequestOutput]:
         """Runs one step: the finished requests, and what is new of those that stream.

@@ -96,12 +96,16 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------ requests
 
-    def add_request(self, request: Request) -> None:
-        """Queues a request. RequestError when its id is taken, or when it could never run under the limits."""
+    def check_request(self, request: Request) -> None:
+        """RequestError when its id is taken, or when it could never run under the limits; changes nothing."""
         if request.request_id in self._requests:
             raise RequestError(f"request {request.request_id}: the id is in use. Choose another request_id.")
         assert len(request.prompt_token_ids) < request.max_total_tokens, request
         self._check_fits(request)
+
+    def add_request(self, request: Request) -> None:
+        """Queues a request. Raises what `check_request` raises."""
+        self.check_request(request)
         self._requests[request.request_id] = request
         insort_right(self._waiting, request, key=_by_arrival)
 

@@ -500,6 +500,9 @@ def test_request_that_never_fits_is_refused_with_both_numbers(sim):
     scheduler.add_request(sim.request("fits", range(8), 4))
     with pytest.raises(RequestError, match=r"13 tokens and need 4 blocks, but the pool has 3\. Raise"):
         scheduler.add_request(sim.request("big", range(8), 5))
+    with pytest.raises(RequestError, match="13 tokens and need 4 blocks"):
+        scheduler.check_request(sim.request("big", range(8), 5))
+    scheduler.check_request(sim.request("would fit", range(8), 4))
     assert scheduler.stats()["num_waiting"] == 1
 
 
