@@ -109,7 +109,7 @@ class Policy(Protocol):
     def admit(self, request: Request, budget: int) -> bool:
         """Whether to admit `request` now, with `budget` tokens left; False stops admission for this step.
 
-        A False does not count while nothing runs and nothing is in flight: no later step could change the answer.
+        A False does not count while no request runs: no later step could change the answer.
         """
 
     def victim(self, running: Sequence[Request]) -> Request:

@@ -251,7 +251,8 @@ class Scheduler:
         num_tokens = self._first_span(request.num_tokens - num_computed, plan.budget)
         if not num_tokens or not self._leaves_room(request, hits):
             return False
-        if not self._policy.admit(request, plan.budget):
+        # Asked even when its answer does not count: a policy may keep a tally of admissions.
+        if not self._policy.admit(request, plan.budget) and self._running:
             return False
         # counted anew after each victim: a hit that only the victim held is taken from the free blocks now
         while (count := self._num_taken(request, hits)) > self.pool.num_free:

@@ -216,3 +216,22 @@ def test_policy_can_hold_admission_back(sim):
     shadow.add(sim.request("b", range(20, 28), arrival=1))
     assert [new.request_id for new in shadow.step().new] == ["a"]
     shadow.drain()
+
+
+class RefusesAll(Fcfs):
+    def admit(self, request, budget):
+        return False
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_policy_that_always_refuses_serves_one_request_at_a_time(sim, max_in_flight):
+    shadow = sim.Shadow(policy=RefusesAll({}, None), max_in_flight=max_in_flight)
+    for i in range(3):
+        shadow.add(sim.request("abc"[i], range(8 * i, 8 * i + 8), arrival=i))
+    arrivals = []
+    while shadow.scheduler.has_work():
+        arrivals.append([new.request_id for new in shadow.step().new])
+        assert len(shadow.scheduler._running) <= 1
+        assert len(arrivals) < 50, "nobody is admitted"
+    assert [names for names in arrivals if names] == [["a"], ["b"], ["c"]]
+    shadow.drain()
