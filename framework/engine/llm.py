@@ -97,13 +97,22 @@ class LLM:
     ) -> list[RequestOutput]:
         with self._lock:
             ids = [self._new_id() for _ in prompts]
-            self.engine.add_requests(ids, prompts, [_whole(p) for p in params])
+            self.engine.add_requests(ids, prompts, [self._whole(p) for p in params])
             try:
                 return self._finish(ids, sys.stderr.isatty() if use_tqdm is None else use_tqdm)
             except BaseException:
                 for request_id in ids:
                     self.engine.abort(request_id)
                 raise
+
+    def _whole(self, params: SamplingParams | None) -> SamplingParams | None:
+        """Parameters that give one output, at the end: `output_kind`, configured or passed, is about single steps."""
+        if params is None:
+            params = self.engine.admission.defaults
+        if not isinstance(params, SamplingParams) or params.output_kind is OutputKind.FINAL:
+            return params
+        whole: SamplingParams = params.replace(output_kind=OutputKind.FINAL)
+        return whole
 
     def _new_id(self) -> str:
         return next(i for i in map(str, self._ids) if not self.engine.is_running(i))
@@ -117,7 +126,7 @@ class LLM:
                     interrupted()
                     outputs = self.engine.step()
                     others += [o for o in outputs if o.request_id not in own]
-                    finished = {o.request_id: o for o in outputs if o.request_id in own}
+                    finished = {o.request_id: o for o in outputs if o.finished and o.request_id in own}
                     done.update(finished)
                     progress.update(len(finished))
                     if len(done) < len(ids) and not self.engine.has_unfinished_requests():
@@ -168,14 +177,6 @@ def _chat_list(messages: Any) -> list[Any]:
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise TypeError(f"messages must be a list of dicts with role and content, or a list of lists, got {messages!r}")
     return [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-
-
-def _whole(params: SamplingParams | None) -> SamplingParams | None:
-    """Parameters that give one output, at the end: `output_kind` is about outputs of single steps."""
-    if not isinstance(params, SamplingParams) or params.output_kind is OutputKind.FINAL:
-        return params
-    whole: SamplingParams = params.replace(output_kind=OutputKind.FINAL)
-    return whole
 
 
 def _params_list(params: Any, count: int) -> list[SamplingParams | None]:

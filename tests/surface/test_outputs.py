@@ -204,6 +204,16 @@ def test_generate_gives_whole_outputs_whatever_their_kind(chain, kind):
     assert (output.outputs[0].text, output.outputs[0].token_ids) == ("w5 w6 w7", [5, 6, 7])
 
 
+@pytest.mark.parametrize("kind", ["cumulative", "delta"])
+def test_generate_gives_whole_outputs_whatever_kind_is_configured(folders, kind):
+    words = [*WORDS, f"sampler.output_kind={kind}", "sampler.temperature=0", "sampler.max_tokens=3"]
+    with LLM(folders["chain"], overrides=words) as llm:
+        outputs = llm.generate([[4], [5]])
+        assert [(o.finished, o.outputs[0].token_ids) for o in outputs] == [(True, [5, 6, 7]), (True, [6, 7, 8])]
+        assert llm.chat([{"role": "user", "content": "w7"}])[0].outputs[0].text == "w10 w11 w12"
+        assert not llm.engine.has_unfinished_requests()
+
+
 def test_engine_refuses_an_id_that_is_running_or_no_id(chain):
     chain.engine.add_request("a", [4], GREEDY)
     with pytest.raises(ValueError, match="'a' is already running"):
