@@ -102,7 +102,6 @@ class ModelRunner:
         self.pipeline.commit(rows, result.ids.unsqueeze(1), self._ones[: len(logits)])
         return result
 
-    @torch.inference_mode()
     def _collect(
         self, scheduled: SchedulerOutput, batch: InputBatch, clock: _Clock, result: SampleResult | None
     ) -> StepOutput:

@@ -91,7 +91,18 @@ class StepMemory:
             column = positions // size
             block = blocks[token_rows * width + column].astype(np.int64)
             np.add((block - column) * size, positions, out=slots[:num_tokens])
-        self._find_logits(num_logits)
+        if num_tokens == num_rows == num_logits:
+            self._draw_of_every_row(num_rows)
+        else:
+            self._find_logits(num_logits)
+
+    def _draw_of_every_row(self, num_rows: int) -> None:
+        """The same as `_find_logits` where row, token and logits row are one: a step of decodes."""
+        self._logits_req[:num_rows] = rows = self._rows[:num_rows]
+        self._logits_indices[:num_rows] = self._arange[:num_rows]
+        self._draw_positions[:num_rows] = position = self._seq_lens[:num_rows]
+        self._seeds[:num_rows] = self._seed[rows]
+        self._mark_places(rows, position)
 
     def _find_logits(self, num_logits: int) -> None:
         """Which hidden states give logits, whose they are, and which token of its sequence each of them draws."""
@@ -100,9 +111,12 @@ class StepMemory:
         self._logits_indices[:num_logits] = self._starts[batch_rows + 1] - 1
         self._draw_positions[:num_logits] = position = self._seq_lens[batch_rows]
         self._seeds[:num_logits] = self._seed[req_idx]
-        # nothing reads a token drawn at max_len, see the reference: its place is one further down, inside the row
-        self._places = req_idx * self._max_len + (position - position // self._max_len)
-        self._num_known = (position + 1).astype(np.int32)
+        self._mark_places(req_idx, position)
+
+    def _mark_places(self, req_idx: NDArray[np.int64], position: NDArray[np.int64]) -> None:
+        """Where the drawn tokens go. Nothing reads one drawn at max_len, see the reference: it stays inside its row."""
+        self._places = req_idx * self._max_len + np.minimum(position, self._max_len - 1)
+        self._num_known = position + 1
 
     def commit(self, num_rows: int, num_logits: int, sampled: NDArray[np.int64]) -> None:
         """Advances lengths and appends the drawn tokens [L], one a logits row, of the step that was prepared last."""
