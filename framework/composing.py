@@ -165,10 +165,8 @@ def _sampler(node: Mapping[str, Any]) -> SamplerConfig:
         SamplingParams(**params)
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error).replace("SamplingParams.", "sampler.", 1)) from error
-    mode = node.get("logprobs_mode")
-    if not isinstance(mode, str):
-        raise ConfigError(f"sampler.logprobs_mode={mode!r} must be a word, such as raw_logprobs")
-    return SamplerConfig(_name("sampler", node), _stages(node.get("stages")), mode, params)
+    stages = _stages(node.get("stages"))
+    return SamplerConfig(_name("sampler", node), stages, node.get("logprobs_mode"), params)  # type: ignore[arg-type]
 
 
 def _stages(nodes: Any) -> tuple[StageConfig, ...]:

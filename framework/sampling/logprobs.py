@@ -13,14 +13,12 @@ import torch
 from torch.nn import functional
 
 from framework.batch import LogprobsColumns
-from framework.errors import ConfigError, NotBuiltError, did_you_mean
 from framework.sampling.groups import group_max, largest_ids, log_sum_exp, num_larger
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 NOT_ASKED = -1
 
 
@@ -34,14 +32,6 @@ class DeviceLogprobs:
     top_ids: Tensor
     top_logprobs: Tensor
     top_ranks: Tensor
-
-
-def check_mode(mode: str) -> None:
-    """ConfigError for an unknown `sampler.logprobs_mode`, NotBuiltError for one whose part is not there yet."""
-    if mode not in MODES:
-        raise ConfigError(f"sampler.logprobs_mode={mode}: use one of {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
-    if mode != "raw_logprobs":
-        raise NotBuiltError(f"sampler.logprobs_mode={mode} is not built yet; use raw_logprobs")
 
 
 def raw_logprobs(raw: Tensor, ids: Tensor, k: int, rows_np: NDArray[np.int64]) -> DeviceLogprobs:

@@ -24,7 +24,7 @@ from framework.sampling.capabilities import check_composition
 from framework.sampling.deployed import Deployed, deploy
 from framework.sampling.groups import best
 from framework.sampling.interval import inside, open_interval
-from framework.sampling.logprobs import NOT_ASKED, DeviceLogprobs, check_mode, raw_logprobs, to_host
+from framework.sampling.logprobs import NOT_ASKED, DeviceLogprobs, raw_logprobs, to_host
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -256,9 +256,8 @@ def build_pipeline(
 
     ctx_factory  (stage key, spec) -> StageContext; it has declared the stage's fields, which may be allocated later
     required, provided  words between engine and stages, see `check_composition`
-    Raises ConfigError or NotBuiltError for what does not go together, PluginError for a stage that is not there.
+    Raises ConfigError for what does not go together, PluginError for a stage that is not there.
     """
-    check_mode(config.logprobs_mode)
     if len(config.stages) > MAX_STAGES:
         raise ConfigError(f"sampler={config.name} has {len(config.stages)} stages; at most {MAX_STAGES} are possible")
     stages = [deploy(stage, i, registry, ctx_factory) for i, stage in enumerate(config.stages)]

@@ -15,16 +15,26 @@ from hydra.version import VersionBase
 import framework.composing as composing
 from framework import SamplingParams
 from framework.composing import compose_run
-from framework.config import Config, EngineOptions, SamplerConfig, StageConfig, compose
+from framework.config import (
+    ComponentConfig,
+    Config,
+    EngineOptions,
+    KVCacheConfig,
+    ModelConfig,
+    SamplerConfig,
+    SchedulerConfig,
+    StageConfig,
+    compose,
+)
 from framework.discovery import dist_name, entry_points_of
 from framework.errors import ConfigError, FrameworkError, NotBuiltError, PluginError
 from framework.plugins import ComponentSpec, Registry, hookimpl
 
-GUMBEL = tuple(StageConfig(name, name) for name in ("temperature", "min_p", "top_k", "top_p", "gumbel"))
-
 
 def test_yaml_defaults_equal_those_of_the_dataclasses():
-    assert compose() == Config(sampler=SamplerConfig(stages=GUMBEL))
+    assert compose() == Config()
+    stages = [stage.key for stage in Config().sampler.stages]
+    assert stages == ["temperature", "min_p", "top_k", "top_p", "gumbel"]
 
 
 def test_every_sampling_parameter_is_a_key_of_the_sampler():
@@ -172,6 +182,36 @@ def test_ranges_hold_for_a_config_built_by_hand():
         EngineOptions(max_model_len=1)
 
 
+@pytest.mark.parametrize(
+    ("cls", "values", "message"),
+    [
+        (EngineOptions, {"seed": True}, "engine.seed=True must be int or null, not bool"),
+        (EngineOptions, {"max_model_len": 64.0}, "engine.max_model_len=64.0 must be int or null, not float"),
+        (EngineOptions, {"max_model_len": "64"}, "engine.max_model_len='64' must be int or null, not str"),
+        (EngineOptions, {"batch_invariant": 1}, "engine.batch_invariant=1 must be bool, not int"),
+        (EngineOptions, {"async_scheduling": "no"}, "engine.async_scheduling='no' must be bool, not str"),
+        (EngineOptions, {"load_format": None}, "engine.load_format=None must be str, not NoneType"),
+        (KVCacheConfig, {"num_blocks": "8"}, "kv_cache.num_blocks='8' must be int or null, not str"),
+        (KVCacheConfig, {"memory_fraction": "half"}, "kv_cache.memory_fraction='half' must be float or null, not str"),
+        (SchedulerConfig, {"max_num_seqs": True}, "scheduler.max_num_seqs=True must be int, not bool"),
+        (ModelConfig, {"path": 3}, "model.path=3 must be str, not int"),
+        (SamplerConfig, {"stages": ["top_k"]}, "sampler.stages=['top_k'] must be tuple, not list"),
+        (SamplerConfig, {"stages": ("top_k",)}, "sampler.stages='top_k' must hold StageConfigs"),
+        (SamplerConfig, {"name": "mine"}, "sampler.name=mine needs its own stages"),
+        (Config, {"backend": "cpu"}, "backend='cpu' must be ComponentConfig, not str"),
+        (ComponentConfig, {"name": None}, "ComponentConfig.name=None must be str, not NoneType"),
+    ],
+)
+def test_types_hold_for_a_config_built_by_hand(cls, values, message):
+    with pytest.raises(ConfigError) as caught:
+        cls(**values)
+    assert str(caught.value).startswith(message)
+
+
+def test_integer_stands_for_a_number_in_a_config_built_by_hand():
+    assert KVCacheConfig(memory_fraction=1).memory_fraction == 1
+
+
 @dataclass(frozen=True)
 class KnobOptions:
     """Options of the stage below."""
@@ -207,6 +247,19 @@ def test_options_hold_the_values_of_the_components_own_dataclass(knob):
     assert stage == StageConfig("knob", "knob", {"size": 4, "names": ["a"], "rate": 0.5})
     options = composing.registry().build_options("stage", "knob", stage.options)
     assert options == KnobOptions(4, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "options", "message"),
+    [
+        ("stage", "knob", {"sizes": 4}, r"stage=knob\.sizes: there is no such key\. Did you mean 'size'\?"),
+        ("stage", "knob", {"size": 4}, r"stage=knob: .* missing 1 required positional argument: 'names'"),
+        ("policy", "fcfs", {"x": 1}, r"policy=fcfs\.x: there is no such key\. Known: none"),
+    ],
+)
+def test_options_written_by_hand_are_checked_when_a_component_is_built(knob, kind, name, options, message):
+    with pytest.raises(ConfigError, match=message):
+        composing.registry().build_options(kind, name, options)
 
 
 @pytest.mark.parametrize(

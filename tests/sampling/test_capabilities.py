@@ -104,4 +104,9 @@ def test_what_a_stage_says_of_its_options_names_its_key(bench):
 
     sized = stage("sized", "observe", options_class=Options, __init__=refuse)
     conflict(bench, ("sized", "gumbel"), "^sampler.stages.sized: size must be even", others={"sized": sized})
-    conflict(bench, ("top_k", "gumbel"), "sampler.stages.top_k has no options, got k", options={"top_k": {"k": 3}})
+    conflict(
+        bench,
+        ("top_k", "gumbel"),
+        r"sampler\.stages\.top_k\.k: there is no such key\. Known: none",
+        options={"top_k": {"k": 3}},
+    )
