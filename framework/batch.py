@@ -117,6 +117,7 @@ class SchedulerOutput:
     samples               [R] bool, False for a chunk that leaves known tokens to compute
     new_block_ids         one BlockDelta a KV group
     num_drafts            [R] int32 draft tokens inside the span
+    num_prompt_tokens     tokens of the step that stand in a prompt: what the counters call prefill
     max_seq_len           upper bound of num_computed + num_scheduled over the rows, 0 when R is 0
     """
 
@@ -131,6 +132,7 @@ class SchedulerOutput:
     finished: list[int] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
+    num_prompt_tokens: int = 0
     block_ops: BlockOps = field(default_factory=BlockOps)
     # Null until the part that fills them is built; a runner that meets a filled one it does not know must refuse.
     encoder_inputs: Any = None

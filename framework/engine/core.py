@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class _Step:
     scheduled: SchedulerOutput
+    start: float
     schedule_s: float
     future: StepFuture | None = None  # None until the executor has taken it
 
@@ -36,6 +37,7 @@ class EngineCore:
         self.last_step = StepStats()
         self.last_output: StepOutput | None = None  # the arrays that the last step's NewTokens point into
         self._in_flight: deque[_Step] = deque()
+        self._last_end = 0.0
 
     def step(self) -> list[NewTokens]:
         """Runs one step and returns what it gave each request; [] when nothing was there to do."""
@@ -48,14 +50,14 @@ class EngineCore:
         start = perf_counter()
         tokens = self.scheduler.update(step.scheduled, output)
         self._in_flight.popleft()
-        self._record(step, output, perf_counter() - start, len(tokens))
+        self._record(step, output, start, tokens)
         return tokens
 
     def _submit(self) -> None:
         while len(self._in_flight) < self.executor.max_in_flight and self.scheduler.has_work():
             start = perf_counter()
             scheduled = self.scheduler.schedule()
-            step = _Step(scheduled, perf_counter() - start)
+            step = _Step(scheduled, start, perf_counter() - start)
             self._in_flight.append(step)
             step.future = self.executor.execute(scheduled)
 
@@ -85,8 +87,13 @@ class EngineCore:
     def stats(self) -> Mapping[str, int | float]:
         return self.scheduler.stats()
 
-    def _record(self, step: _Step, output: StepOutput, update_s: float, num_outputs: int) -> None:
-        self.last_step.record(step.scheduled, output, step.schedule_s, update_s, num_outputs)
+    def _record(self, step: _Step, output: StepOutput, update_start: float, tokens: list[NewTokens]) -> None:
+        end = perf_counter()
+        seconds = {"schedule": step.schedule_s, **output.timings, "update": end - update_start}
+        wall_s = end - max(step.start, self._last_end)  # steps in flight overlap: no second is counted twice
+        self._last_end = end
+        num_output_tokens = sum([len(new.token_ids) for new in tokens])
+        self.last_step.record(step.scheduled, num_output_tokens, seconds, wall_s)
         self.events.emit("on_step_end", self.last_step)
 
 

@@ -22,8 +22,8 @@ class Progress:
             from tqdm import tqdm
 
             self._bar = tqdm(total=total, unit="req", file=sys.stderr, dynamic_ncols=True, leave=False)
-        self._start = self._shown = perf_counter()
-        self._before = (self._stats.total_prefill_tokens, self._stats.total_decode_tokens)
+        self._shown = perf_counter()
+        self._before = self._counters()
 
     def update(self, num_finished: int) -> None:
         if self._bar is None:
@@ -31,15 +31,24 @@ class Progress:
         now = perf_counter()
         if not num_finished and now - self._shown < _INTERVAL_S:
             return
-        self._shown, elapsed = now, now - self._start
-        prefill, decode = self.rates(elapsed)
+        self._shown = now
+        prefill, decode = self.rates()
         self._bar.set_postfix_str(f"prefill {prefill:.0f} tok/s, decode {decode:.0f} tok/s", refresh=False)
         self._bar.update(num_finished)
 
-    def rates(self, elapsed: float) -> tuple[float, float]:
-        """(prefill, decode) tokens a second over `elapsed` seconds."""
-        s, (prefill, decode) = self._stats, self._before
-        return (s.total_prefill_tokens - prefill) / elapsed, (s.total_decode_tokens - decode) / elapsed
+    def rates(self) -> tuple[float, float]:
+        """(prefill, decode) tokens a second since the start: prompt tokens over the seconds of the steps that computed
+        any, and output tokens of all other steps over the seconds of those. 0 where there was no such step."""
+        counted = [now - before for now, before in zip(self._counters(), self._before, strict=True)]
+        prefill_tokens, prefill_s, decode_tokens, decode_s = counted
+        return (
+            prefill_tokens / prefill_s if prefill_tokens else 0.0,
+            decode_tokens / decode_s if decode_tokens else 0.0,
+        )
+
+    def _counters(self) -> tuple[float, ...]:
+        s = self._stats
+        return s.total_prefill_tokens, s.prefill_s, s.decode_step_tokens, s.decode_s
 
     def __enter__(self) -> Progress:
         return self

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from framework.request import RequestMetrics
 
 if TYPE_CHECKING:
-    from framework.batch import SchedulerOutput, StepOutput
+    from framework.batch import SchedulerOutput
 
 OVERHEAD_PARTS = ("schedule", "rows", "prepare", "plan", "post", "update")
 """Parts of a step outside forward and sampler: what the engine itself costs."""
@@ -19,6 +19,10 @@ class StepStats:
     """The last step, and sums over all steps.
 
     seconds by part: schedule, rows, prepare, plan, forward, sample, post, update.
+    num_prompt_tokens, total_prefill_tokens  tokens computed that stand in a prompt, those of a resumed request again
+    num_output_tokens, total_decode_tokens   tokens that requests got, their first ones included
+    prefill_s, decode_s                      seconds of the steps that computed prompt tokens, and of all others
+    decode_step_tokens                       tokens that requests got in those others
     """
 
     num_steps: int = 0
@@ -30,21 +34,27 @@ class StepStats:
     total_seconds: dict[str, float] = field(default_factory=dict)
     total_prefill_tokens: int = 0
     total_decode_tokens: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    decode_step_tokens: int = 0
 
     def record(
-        self, scheduled: SchedulerOutput, output: StepOutput, schedule_s: float, update_s: float, num_outputs: int
+        self, scheduled: SchedulerOutput, num_output_tokens: int, seconds: dict[str, float], wall_s: float
     ) -> None:
-        """Adds one step. A row of one token is counted as a decode, a longer span as prefill."""
+        """Adds one step. wall_s: what it added to the time of the steps before it, which may overlap it."""
         self.num_steps += 1
-        spans = scheduled.num_scheduled_tokens.tolist()  # few numbers: a list is summed sooner than an array
-        self.num_rows, self.num_tokens = len(spans), sum(spans)
-        self.num_output_tokens = num_outputs
-        decodes = spans.count(1)
-        self.num_prompt_tokens = self.num_tokens - decodes
+        # few numbers: a list is summed sooner than an array
+        self.num_rows, self.num_tokens = scheduled.num_rows, sum(scheduled.num_scheduled_tokens.tolist())
+        self.num_prompt_tokens, self.num_output_tokens = scheduled.num_prompt_tokens, num_output_tokens
         self.total_prefill_tokens += self.num_prompt_tokens
-        self.total_decode_tokens += decodes
-        self.seconds = {"schedule": schedule_s, **output.timings, "update": update_s}
-        for part, value in self.seconds.items():
+        self.total_decode_tokens += num_output_tokens
+        if self.num_prompt_tokens:
+            self.prefill_s += wall_s
+        else:
+            self.decode_s += wall_s
+            self.decode_step_tokens += num_output_tokens
+        self.seconds = seconds
+        for part, value in seconds.items():
             self.total_seconds[part] = self.total_seconds.get(part, 0.0) + value
 
     def overhead_s(self) -> float:

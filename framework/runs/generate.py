@@ -143,6 +143,7 @@ class _Generation:
         self._engine, self._sink, self._streams = engine, sink, streams
         self._jobs: dict[str, Job] = {}
         self._done: dict[str, RequestOutput] = {}
+        self._num_tokens = 0
         self._next = 0  # position, in order of the jobs, of the next one to print
 
     def run(self, jobs: list[Job]) -> dict[str, float]:
@@ -160,7 +161,7 @@ class _Generation:
             finally:
                 self._print_done(all_of_them=True)
             elapsed = perf_counter() - start
-            prefill, decode = progress.rates(elapsed)
+            prefill, decode = progress.rates()
         return self._close(elapsed, prefill, decode)
 
     def _admit(self, job: Job) -> None:
@@ -192,6 +193,7 @@ class _Generation:
 
     def _take(self, output: RequestOutput) -> bool:
         """Prints a streamed piece or keeps a finished output; True when the request is finished."""
+        self._num_tokens += len(output.outputs[0].token_ids)  # a piece, or the whole of a finished one
         if self._streams:
             if self._next == 0:
                 sys.stdout.write(output.prompt or "")
@@ -237,11 +239,8 @@ class _Generation:
                 sys.stdout.flush()
 
     def _close(self, elapsed: float, prefill: float, decode: float) -> dict[str, float]:
-        """The closing line on stderr, and its figures."""
+        """The closing line on stderr, and its figures; what prefill and decode mean stands at `Progress.rates`."""
         metrics = [o.metrics for o in self._done.values()]
-        tokens = (
-            sum(len(o.outputs[0].token_ids) for o in self._done.values()) if not self._streams else decode * elapsed
-        )
         for output in self._done.values():
             if output.error is not None:
                 print(f"request {output.request_id}: {output.error}", file=sys.stderr)
@@ -251,7 +250,7 @@ class _Generation:
             "requests": float(len(metrics)),
             "ttft_s": ttft,
             "tpot_s": tpot,
-            "output_tokens_per_s": tokens / elapsed,
+            "output_tokens_per_s": self._num_tokens / elapsed,
             "prefill_tokens_per_s": prefill,
             "decode_tokens_per_s": decode,
         }

@@ -63,9 +63,12 @@ class StepPlan:
         ends: list[int] = []
         samples: list[bool] = []
         generations: list[int] = []
+        num_prompt_tokens = 0
         for request, num_tokens in zip(requests, spans, strict=True):
             start = request.num_computed_tokens
             end = request.num_computed_tokens = start + num_tokens
+            if start < (num_prompt := len(request.prompt_token_ids)):
+                num_prompt_tokens += min(end, num_prompt) - start
             is_last = end == len(request.token_ids) + request.num_in_flight
             if is_last:
                 request.num_in_flight += 1
@@ -86,6 +89,7 @@ class StepPlan:
             finished=leaving.finished,
             preempted=leaving.preempted,
             aborted=leaving.aborted,
+            num_prompt_tokens=num_prompt_tokens,
         )
         return StepRecord(scheduled, requests, generations, starts, ends, samples)
 

@@ -492,6 +492,26 @@ def test_steps_come_back_in_order(sim):
     scheduler.update(first, result(first))
 
 
+def test_step_tells_how_many_of_its_tokens_stand_in_a_prompt(sim):
+    shadow = sim.Shadow(max_num_batched_tokens=4, num_blocks=9)
+    shadow.add(sim.request("a", range(5), 4))
+    shadow.add(sim.request("b", [9], 3, arrival=1))
+    found = [(step.num_tokens, step.num_prompt_tokens) for step in (shadow.step() for _ in range(4))]
+    assert found == [(4, 4), (2, 2), (2, 0), (2, 0)]
+
+
+def test_prompt_of_a_resumed_request_counts_again_and_its_outputs_do_not(sim):
+    shadow = sim.Shadow(num_blocks=7, prefix_caching=False)
+    shadow.add(sim.request("a", range(8), 12))
+    shadow.add(sim.request("b", range(20, 28), 12, arrival=1))
+    resumed = []
+    while shadow.scheduler.has_work():
+        step = shadow.step()
+        resumed += [(len(n.token_ids), step.num_prompt_tokens) for n in step.new if len(n.token_ids) > 8]
+    assert resumed and all(prompt == 8 for _, prompt in resumed)
+    shadow.drain()
+
+
 # ------------------------------------------------------------------------------------------------- refusals
 
 
