@@ -180,9 +180,10 @@ class _Generation:
         changes = dict(job.params)
         if job.max_tokens is not None and "max_tokens" not in defaults.named:
             changes["max_tokens"] = job.max_tokens
-        if self._streams:
-            changes["output_kind"] = OutputKind.DELTA
-        return defaults.replace(**changes) if changes else defaults
+        # Whatever kind is configured or stands in a line: a piece of a text is neither printed nor written for it.
+        changes["output_kind"] = OutputKind.DELTA if self._streams else OutputKind.FINAL
+        params: SamplingParams = defaults.replace(**changes)
+        return params
 
     def _prompt(self, prompt: Any) -> Any:
         if not (isinstance(prompt, dict) and "messages" in prompt):

@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from framework.cli import main
+from framework.config import compose
+from framework.runs import RunArgs, generate
 from framework.runs.generate import DEFAULT_PROMPTS
 
 SMALL = ("engine.dtype=float32", "engine.max_model_len=64", "kv_cache.num_blocks=64")
@@ -166,6 +168,29 @@ def test_prompts_file_without_output_prints_prompts_and_texts_in_order(typed, tm
     words = write(tmp_path / "in.jsonl", {"prompt": "w4", "max_tokens": 9}, {"prompt": "w6", "max_tokens": 1})
     code, out, _ = typed(words, *GREEDY)
     assert (code, out) == (0, "w4w5 w6 w7 w8 w9 w10 w11 w12 w13\n\nw6w7\n\n")
+
+
+@pytest.mark.parametrize("kind", ["delta", "cumulative"])
+def test_file_of_prompts_gives_whole_texts_whatever_the_output_kind(typed, tmp_path, kind):
+    words = write(tmp_path / "in.jsonl", {"prompt": "w4"}, {"prompt": "w6", "output_kind": kind})
+    whole = ["w5 w6 w7", "w7 w8 w9"]
+    for more in ([], [f"sampler.output_kind={kind}"]):
+        code, out, _ = typed(words, "output=out.jsonl", *GREEDY, *more)
+        assert (code, out) == (0, "")
+        assert [line["text"] for line in lines_of(tmp_path / "out.jsonl")] == whole
+        assert typed(words, *GREEDY, *more)[:2] == (0, f"w4{whole[0]}\n\nw6{whole[1]}\n\n")
+
+
+@pytest.mark.parametrize("args", [{"prompt": "w4"}, {"prompts_file": "in.jsonl"}])
+def test_output_tokens_a_second_count_every_token_that_was_given(folders, tmp_path, monkeypatch, capsys, args):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "in.jsonl", {"prompt": "w4"}, {"prompt": "w6", "max_tokens": 5})
+    clock = iter([10.0, 12.0])
+    monkeypatch.setattr(generate, "perf_counter", lambda: next(clock))
+    figures = generate.run(compose([f"model.path={folders['chain']}", *SMALL, *GREEDY]), RunArgs(**args))
+    num_tokens = 3 if "prompt" in args else 3 + 5
+    assert figures["output_tokens_per_s"] == num_tokens / 2.0
+    assert figures["prefill_tokens_per_s"] > 0 and figures["decode_tokens_per_s"] > 0
 
 
 def test_folder_without_a_tokenizer_serves_a_file_of_token_ids(typed, tmp_path):
