@@ -103,20 +103,29 @@ def batch1(dtype: str) -> dict[str, Any]:
     for _ in range(3):
         output = llm.generate([{"prompt_token_ids": prompt}], greedy(64), use_tqdm=False)[0]
         steps += output.metrics.itl[4:]
-    read_s, weight_bytes = read_weights(dtype)
-    step = statistics.median(steps)
+    weight_bytes = bytes_of_weights(llm, dtype)
+    read_s, step = read(weight_bytes), statistics.median(steps)
     return {"step_ms": 1e3 * step, "read_ms": 1e3 * read_s, "weights_mb": weight_bytes / 1e6, "ratio": step / read_s}
 
 
-def read_weights(dtype: str) -> tuple[float, int]:
-    """(seconds, bytes) of reading as many bytes as the default model's weights once: the floor of a batch-1 step."""
+def bytes_of_weights(llm: Any, dtype: str) -> int:
+    """Bytes of the matrices that a decode step reads, from the model's header; the tied head is the embedding."""
+    from framework.checkpoint import open_checkpoint
+    from framework.plugins import registry
+
+    c = open_checkpoint(llm.engine.config.model, "auto", registry())[0].config
+    hidden, heads, kv_heads = c["hidden_size"], c["num_attention_heads"], c["num_key_value_heads"]
+    dim = c.get("head_dim") or hidden // heads
+    layer = hidden * dim * (2 * heads + 2 * kv_heads) + 3 * hidden * c["intermediate_size"]
+    return (c["num_hidden_layers"] * layer + c["vocab_size"] * hidden) * (4 if dtype == "float32" else 2)
+
+
+def read(num_bytes: int) -> float:
+    """Median seconds of reading as many bytes of memory once, summed as float32: the floor of a batch-1 step."""
     import torch
 
-    params = 134_515_008  # SmolLM2-135M with its embedding, which is the head as well, counted once
-    size = params * (4 if dtype == "float32" else 2)
-    data = torch.ones(size // 4)
-    best = min(_timed(data.sum) for _ in range(15))
-    return best, size
+    data = torch.ones(num_bytes // 4)
+    return statistics.median(_timed(data.sum) for _ in range(25))
 
 
 def _timed(function: Any) -> float:
@@ -242,24 +251,29 @@ def measure(entry: dict[str, Any], cwd: Path, timeout_s: float) -> dict[str, Any
     return json.loads(lines[-1])
 
 
-def drive(entries: list[tuple[dict[str, Any], Path]], rounds: int, timeout_s: float) -> dict[str, list[dict[str, Any]]]:
+Results = dict[str, dict[int, dict[str, Any]]]
+"""{measurement: {round: record}}; a round that failed is not there."""
+
+
+def drive(entries: list[tuple[dict[str, Any], Path]], rounds: int, timeout_s: float) -> Results:
     """Every measurement once a round, in turn, so that a drift of the machine meets all of them alike."""
-    results: dict[str, list[dict[str, Any]]] = {entry["name"]: [] for entry, _ in entries}
+    results: Results = {entry["name"]: {} for entry, _ in entries}
     for number in range(1, rounds + 1):
         for entry, cwd in entries:
             record = measure(entry, cwd, timeout_s)
             if record is not None:
-                results[entry["name"]].append(record)
+                results[entry["name"]][number] = record
                 shown = {k: round(v, 2) for k, v in record.items() if isinstance(v, float)}
                 print(f"round {number} {entry['name']}: {shown}", file=sys.stderr, flush=True)
     return results
 
 
-def report(results: dict[str, list[dict[str, Any]]]) -> str:
+def report(results: Results) -> str:
     """Markdown: the machine, every figure as median, min and max, and throughput ratios to each peer by round."""
     lines = [f"{machine()}; command: `{' '.join(sys.argv)}`", "", "| what | figure | median | min | max | rounds |"]
     lines.append("|---|---|---|---|---|---|")
-    for name, records in results.items():
+    for name, rounds in results.items():
+        records = list(rounds.values())
         for key in records[0] if records else ():
             values = [r[key] for r in records if isinstance(r.get(key), int | float) and not isinstance(r[key], bool)]
             if values:
@@ -268,10 +282,10 @@ def report(results: dict[str, list[dict[str, Any]]]) -> str:
     lines += ["", "| ours / peer, out_tok_s | median | min | max |", "|---|---|---|---|"]
     for mine in (name for name in results if name.startswith("ours n=")):
         count = mine.rpartition("=")[2]
-        for peer, records in results.items():
+        for peer, theirs in results.items():
             if not peer.startswith("ours") and peer.endswith(f"n={count}"):
-                pairs = zip(results[mine], records, strict=False)
-                ratios = [a["out_tok_s"] / b["out_tok_s"] for a, b in pairs]
+                both = results[mine].keys() & theirs.keys()
+                ratios = [results[mine][r]["out_tok_s"] / theirs[r]["out_tok_s"] for r in both]
                 if ratios:
                     figures = f"{statistics.median(ratios):.2f} | {min(ratios):.2f} | {max(ratios):.2f}"
                     lines.append(f"| {mine} / {peer} | {figures} |")
@@ -309,10 +323,14 @@ def main() -> None:
     if args.peers:
         entries += [(entry, args.peers.resolve().parent) for entry in json.loads(args.peers.read_text())]
     words = args.only.split(",")
-    text = report(drive([e for e in entries if any(w in e[0]["name"] for w in words)], args.rounds, args.timeout))
+    results = drive([e for e in entries if any(w in e[0]["name"] for w in words)], args.rounds, args.timeout)
+    text = report(results)
     print(text)
     if args.out:
         args.out.write_text(text + "\n")
+    missing = sum(args.rounds - len(rounds) for rounds in results.values())
+    if missing:
+        raise SystemExit(f"{missing} measurements failed")
 
 
 if __name__ == "__main__":

@@ -172,6 +172,26 @@ def test_decodes_that_go_on_equal_a_plan_made_anew(lengths: list[int], invariant
     assert num_followed >= steps * 0.6
 
 
+def test_a_plan_does_not_go_on_with_other_requests_of_the_next_lengths() -> None:
+    attention, _ = make_attention(by_name["whole_prompt"], 16, torch.float32, 40)
+    table = torch.arange(1, 37, dtype=torch.int32).view(9, 4)
+    lens = [20, 21, 22, 23, 24]
+    first = decode_batch(lens, table)
+    plan = attention.plan(first, 0)
+    other = decode_batch([n + 1 for n in lens], table)
+    other.rows_np = np.array([5, 6, 7, 8, 3], np.int32)
+    assert attention.plan(other, 0) is not plan
+    assert attention.plan(decode_batch([n + 1 for n in lens], table), 0) is not plan
+
+
+def test_decodes_of_one_product_are_bounded_by_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("framework_attention.spans._MAX_KEYS", 64)
+    attention, _ = make_attention(by_name["whole_prompt"], 16, torch.float32, 40)
+    table = torch.arange(1, 37, dtype=torch.int32).view(9, 4)
+    plan = attention.plan(decode_batch([30, 30, 30, 30, 30], table), 0)
+    assert [len(span.tokens) for span in plan._spans] == [2, 2, 1]  # type: ignore[attr-defined]
+
+
 def decode_batch(lens: list[int], table: torch.Tensor) -> InputBatch:
     rows, positions = np.arange(1, len(lens) + 1, dtype=np.int32), np.array(lens) - 1
     slots = table.numpy()[rows, positions // 16] * 16 + positions % 16

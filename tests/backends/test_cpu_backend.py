@@ -77,7 +77,7 @@ def test_allocated_kv_is_zero_and_has_the_shape_of_its_spec() -> None:
 def test_copied_blocks_equal_their_sources_and_others_stay() -> None:
     backend = make_backend()
     kv, specs = make_kv(backend)
-    backend.copy_blocks(kv, specs, [(1, 4), (2, 1)])
+    backend.copy_blocks(kv, specs, [(2, 1), (1, 4)])  # block 1 is read before it is written
     assert kv[0][0, 0, :, 0, 0].tolist() == [0, 2, 2, 3, 1, 5]
     assert kv[1][:, 0].tolist() == [0, 2, 2, 3, 1, 5]
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from framework.errors import ConfigError
 from framework_backends import cpu_linear
-from framework_backends.cpu_linear import LinearPacker, PackedLinear, PlainLinear
+from framework_backends.cpu_linear import LinearPacker, PackedLinear, PlainLinear, RowInvariantLinear
 
 ROW_COUNTS = (1, 2, 3, 7, 8, 16, 33, 64, 300)
 SHAPES = ((96, 64), (100, 52), (576, 1536), (960, 576))
@@ -104,3 +104,28 @@ def test_wrong_packed_product_is_not_trusted(monkeypatch: pytest.MonkeyPatch, ca
         product = LinearPacker(False).pack(weight, None)
     assert "differ from torch's" in caplog.text
     assert torch.equal(product(x), functional.linear(x, weight))
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("invariant", (False, True), ids=("fast", "invariant"))
+def test_weight_that_holds_what_is_no_number_is_packed_like_any_other(
+    dtype: torch.dtype, invariant: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    weight = torch.randn(24, 32).to(dtype)
+    weight[3, 5] = float("nan")
+    out = LinearPacker(invariant).pack(weight, None)(torch.ones(2, 32).to(dtype))
+    assert out[:, 3].isnan().all() and out[:, 4:].isfinite().all()
+    assert not caplog.records
+
+
+def test_products_of_many_rows_are_cut_in_invariant_mode() -> None:
+    sizes: list[int] = []
+
+    class Recorded(PlainLinear):
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            sizes.append(len(x))
+            return super().__call__(x)
+
+    product = RowInvariantLinear(Recorded(torch.randn(8, 16), None), 4)
+    assert product(torch.randn(600, 16)).shape == (600, 8)
+    assert sizes == [256, 256, 88]

@@ -37,13 +37,12 @@ class LinearPacker:
     def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """A product [T, in] -> [T, out] of weight [out, in]. ConfigError when it cannot be made row-invariant."""
         key = (weight.dtype, weight.shape)
-        product = self._packed(weight, bias) if self._trusted.get(key, True) else None
-        if product is None:
-            self._trusted[key] = False
-            product = PlainLinear(weight, bias)
+        packed = self._packed(weight, bias) if self._trusted.get(key, True) else None
+        self._trusted[key] = packed is not None
+        product = PlainLinear(weight, bias) if packed is None else packed
         return self._invariant(product, weight) if self._batch_invariant else product
 
-    def _packed(self, weight: Tensor, bias: Tensor | None) -> Linear | None:
+    def _packed(self, weight: Tensor, bias: Tensor | None) -> PackedLinear | None:
         key = (weight.dtype, weight.shape)
         if weight.dtype not in _PACKED_DTYPES:
             return None
@@ -53,17 +52,18 @@ class LinearPacker:
             log.warning("this torch cannot pack %s products (%s): using slower unpacked ones", weight.dtype, error)
             return None
         if key not in self._trusted:
-            self._trusted[key] = _agrees_with_torch(product, weight, bias)
+            self._trusted[key] = _agrees_with_torch(*key)
             if not self._trusted[key]:
                 log.warning(
                     "packed products of %s differ from torch's: using slower unpacked ones", tuple(weight.shape)
                 )
         return product if self._trusted[key] else None
 
-    def _invariant(self, product: Linear, weight: Tensor) -> Linear:
+    def _invariant(self, product: PackedLinear | PlainLinear, weight: Tensor) -> Linear:
         key = (weight.dtype, weight.shape, isinstance(product, PackedLinear))
         if key not in self._pads:
-            self._pads[key] = row_padding(product, weight)
+            probe = _probe_weight(weight.dtype, weight.shape)
+            self._pads[key] = row_padding(type(product)(probe, None), probe)
         return RowInvariantLinear(product, self._pads[key])
 
 
@@ -138,13 +138,24 @@ def _padded(product: Linear, x: Tensor, pad: int) -> Tensor:
     return product(functional.pad(x, (0, 0, 0, missing)))[: len(x)] if missing else product(x)
 
 
-def _agrees_with_torch(product: Linear, weight: Tensor, bias: Tensor | None) -> bool:
-    """bfloat16 sums in float32 and rounds once, so bits are equal; float32 sums may be grouped otherwise."""
+def _agrees_with_torch(dtype: torch.dtype, shape: torch.Size) -> bool:
+    """Whether packed products of this shape equal torch's, tried on a weight of random numbers.
+
+    bfloat16 sums in float32 and rounds once, so bits are equal; float32 sums may be grouped otherwise. A checkpoint's
+    own weight would not do: it may hold what is no number, which is no fault of the product.
+    """
+    weight = _probe_weight(dtype, shape)
     x = _probe_input(weight, 5)
-    ours, theirs = product(x), functional.linear(x, weight, bias)
-    if weight.dtype == torch.bfloat16:
+    ours, theirs = PackedLinear(weight, None)(x), functional.linear(x, weight)
+    if dtype == torch.bfloat16:
         return torch.equal(ours, theirs)
     return torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
+
+
+def _probe_weight(dtype: torch.dtype, shape: torch.Size) -> Tensor:
+    """Random numbers of a prime period: drawing as many as a head has would take longer than all the rest."""
+    period = torch.randn(65537, generator=torch.Generator().manual_seed(1)).to(dtype)
+    return period.repeat(-(-shape.numel() // len(period)))[: shape.numel()].view(shape)
 
 
 def _probe_input(weight: Tensor, rows: int) -> Tensor:
