@@ -418,6 +418,7 @@ class StageSpec:
     params     SamplingParams fields it reads: a request that names one which no active stage reads is refused
     caps       needs / keeps, see Capabilities
     essential  True for stages a request cannot switch off (grammar, allowed ids, min_tokens)
+    extra_args names it knows in a request's extra_args of the stage: a request with another one is refused
     """
 
     name: str
@@ -426,6 +427,7 @@ class StageSpec:
     params: tuple[str, ...] = ()
     caps: Capabilities = Capabilities()
     essential: bool = False
+    extra_args: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -453,7 +455,7 @@ class SamplerStage(Protocol):
         """Whether the request uses this stage; decided once, at admission."""
 
     def validate(self, params: SamplingParams) -> None:
-        """Raises ValueError when the request's parameters (its own `extra_args` included) cannot be served."""
+        """Raises ValueError when the request's parameters cannot be served, values of its own `extra_args` included."""
 
     def add_request(self, req_idx: int, params: SamplingParams, request: NewRequest) -> None:
         """Overwrites every field of the row: rows are reused."""
@@ -547,7 +549,7 @@ class Executor(Protocol):
 
 
 class Observer(Protocol):
-    """Watches; an observer that raises is dropped and named. Every method is optional."""
+    """Watches; an observer that raises is dropped and named. Built as Observer(), with one method or more."""
 
     def on_request_added(self, request: Request) -> None: ...
     def on_step_end(self, stats: Any) -> None: ...

@@ -86,12 +86,19 @@ def _check_switches(stages: Sequence[Deployed], params: SamplingParams) -> None:
 
 
 def _check_extra_args(stages: Sequence[Deployed], params: SamplingParams) -> None:
-    known = [s.key for s in stages]
-    for key in params.extra_args or {}:
+    known = {s.key: s for s in stages}
+    for key, given in (params.extra_args or {}).items():
         if key not in known:
             raise RequestError(f"extra_args names '{key}', {_unknown(key, known)}")
         if not (params.stages or {}).get(key, True):
             raise RequestError(f"extra_args has parameters for '{key}', which stages switches off. Leave out one")
+        takes = known[key].spec.extra_args
+        for name in given:
+            if name not in takes:
+                raise RequestError(
+                    f"extra_args.{key} has no '{name}'.{did_you_mean(str(name), takes)}"
+                    f" Stage '{key}' takes {', '.join(takes) or 'none'}"
+                )
 
 
 def _unknown(key: str, known: Any) -> str:

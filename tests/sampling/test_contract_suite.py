@@ -70,7 +70,28 @@ def empties(self, logits, rows, lo, hi):
     return torch.where(wanted, torch.full_like(lo, 1e30), lo), hi
 
 
+def counts_in_an_attribute(self, rows, sampled, num_valid):
+    self.count = getattr(self, "count", 0) + 1
+
+
+def cools_with_the_count(self, logits, rows):
+    inverse = self._inverse.dev[rows.req_idx].unsqueeze(1)
+    logits.mul_(torch.where(inverse == 1, inverse, inverse + getattr(self, "count", 0)))
+
+
+def writes_into_every_row(self, rows, sampled, num_valid):
+    self._inverse.dev[rows.req_idx] = 0.5
+
+
 FAULTS = (
+    (
+        stages.check_reused_row_keeps_nothing,
+        "a reused row keeps something",
+        Temperature,
+        WARM,
+        {"apply": cools_with_the_count, "commit": counts_in_an_attribute},
+    ),
+    (stages.check_plain_rows_pass_unchanged, "did not want it", Temperature, WARM, {"commit": writes_into_every_row}),
     (
         stages.check_reused_row_keeps_nothing,
         "keeps an old value",
@@ -99,6 +120,13 @@ def test_a_faulty_stage_is_named_with_its_fault(check, text, base, wanting, memb
     check(StageCase(base, wanting))
     with pytest.raises(AssertionError, match=f"^{base.spec.name}: .*{text}|^{base.spec.name}: {text}"):
         check(StageCase(changed(base, **members), wanting))
+
+
+def test_extra_args_of_a_case_must_be_declared():
+    params = (*WARM, SamplingParams(temperature=0.5, extra_args={"temperature": {"x": 1}}))
+    lax = changed(Temperature, validate=lambda self, params: None)
+    with pytest.raises(AssertionError, match=r"^temperature: StageSpec.extra_args lacks \['x'\]"):
+        stages.check_wants_and_validate(StageCase(lax, params))
 
 
 @pytest.mark.parametrize(("target", "wanting"), [(Temperature, WARM), (TopK, FEW)])

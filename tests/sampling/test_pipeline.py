@@ -51,7 +51,7 @@ class Stage:
 
 def spec(name, kind, *keeps, **more):
     caps = Capabilities(frozenset(more.pop("needs", ())), frozenset(keeps))
-    return StageSpec(name, kind, (Field("on", "int32"),), ("extra_args",), caps, **more)
+    return StageSpec(name, kind, (Field("on", "int32"),), caps=caps, extra_args=("on",), **more)
 
 
 class EvenOnly(Stage):

@@ -11,7 +11,7 @@ from framework.interfaces import StageSpec
 class Penalty:
     """A third party's stage that reads a field whose own stage is not built yet."""
 
-    spec = StageSpec("penalty", "elementwise", (), ("presence_penalty", "extra_args"))
+    spec = StageSpec("penalty", "elementwise", (), ("presence_penalty",), extra_args=("size",))
 
     def __init__(self, options, ctx):
         pass
@@ -124,7 +124,9 @@ def test_extra_args_name_deployed_stages_that_take_some(bench):
     one = bench("penalty", "top_p", "gumbel", others={"penalty": Penalty})
     one.pipeline.validate(SamplingParams(extra_args={"penalty": {"size": 1}}))
     refused(one, "extra_args names 'penalties'.*Did you mean 'penalty'", extra_args={"penalties": {}})
-    refused(one, "stage 'top_p' refuses the request: takes no extra_args, got .'a'", extra_args={"top_p": {"a": 1}})
+    refused(one, r"extra_args\.top_p has no 'a'\. Stage 'top_p' takes none", extra_args={"top_p": {"a": 1}})
+    text = r"extra_args\.penalty has no 'sise'\. Did you mean 'size'\? Stage 'penalty' takes size"
+    refused(one, text, extra_args={"penalty": {"size": 1, "sise": 2}})
     off = {"extra_args": {"penalty": {"size": 1}}, "stages": {"penalty": False}}
     refused(one, "extra_args has parameters for 'penalty', which stages switches off", **off)
 

@@ -11,6 +11,9 @@ import yaml
 
 from framework import SamplingParams
 from framework.batch import Rows
+from framework.errors import RequestError
+from framework.sampling.admission import check_request
+from framework.sampling.deployed import Deployed
 
 
 def test_stage_and_policy_are_selected_from_the_command_line(framework):
@@ -120,8 +123,12 @@ def test_bias_reaches_only_the_rows_that_want_it(stage):
 
 
 def test_unknown_extra_argument_is_refused_with_the_nearest(stage):
-    with pytest.raises(ValueError, match=r"extra_args\.acme_bias has no 'scal'\. Did you mean 'scale'\?"):
-        stage[0].validate(SamplingParams(extra_args={"acme_bias": {"scal": 1}}))
+    deployed = [Deployed("acme_bias", stage[0].spec, stage[0], SimpleNamespace(), 1)]
+    check_request("gumbel", deployed, 10, SamplingParams(extra_args={"acme_bias": {"scale": 1}}))
+    with pytest.raises(RequestError, match=r"extra_args\.acme_bias has no 'scal'\. Did you mean 'scale'\?"):
+        check_request("gumbel", deployed, 10, SamplingParams(extra_args={"acme_bias": {"scal": 1}}))
+    with pytest.raises(RequestError, match=r"'acme_bias' refuses the request: extra_args\.acme_bias\.scale must be"):
+        check_request("gumbel", deployed, 10, SamplingParams(extra_args={"acme_bias": {"scale": "1"}}))
 
 
 def test_lifo_runs_the_newest_and_preempts_the_oldest(installed, monkeypatch):

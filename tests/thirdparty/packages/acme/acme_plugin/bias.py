@@ -5,7 +5,6 @@ import math
 import torch
 
 from framework.batch import Field
-from framework.errors import did_you_mean
 from framework.interfaces import Capabilities, StageSpec
 
 
@@ -16,8 +15,8 @@ class AcmeBias:
         "acme_bias",
         kind="elementwise",
         fields=(Field("scale", "float32", init=0.0),),
-        params=("extra_args",),
         caps=Capabilities(keeps=frozenset({"async", "drafts", "graph_safe", "batch_invariant", "deterministic"})),
+        extra_args=("scale",),
     )
 
     def __init__(self, config, ctx):
@@ -49,11 +48,7 @@ class AcmeBias:
 
 
 def _scale(params):
-    own = (params.extra_args or {}).get("acme_bias", {})
-    for name in own:
-        if name != "scale":
-            raise ValueError(f"extra_args.acme_bias has no '{name}'.{did_you_mean(name, ['scale'])}")
-    scale = own.get("scale", 1.0)
+    scale = (params.extra_args or {}).get("acme_bias", {}).get("scale", 1.0)
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
         raise ValueError(f"extra_args.acme_bias.scale must be a finite number, got {scale!r}")
     return scale
