@@ -38,17 +38,26 @@ _LINE_KEYS = ("prompt", "prompt_token_ids", "messages", "id")
 class Job:
     """One prompt of the run.
 
+    index       place among the lines; the engine knows the job by its text
     params      SamplingParams fields that its line names
     max_tokens  stands where neither its line nor the configuration says another
-    given_id    id as its line writes it, a string or an integer; request_id is its text
+    given_id    id as its line writes it, a string or an integer; None when it has none
     """
 
-    request_id: str
     index: int
     prompt: Any
     params: dict[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     given_id: str | int | None = None
+
+    @property
+    def request_id(self) -> str:
+        return str(self.index)
+
+    @property
+    def shown_id(self) -> str | int:
+        """Its id in the output and in messages."""
+        return self.request_id if self.given_id is None else self.given_id
 
 
 def run(config: Config, args: RunArgs) -> dict[str, float]:
@@ -87,14 +96,14 @@ def _read_jobs(args: RunArgs) -> list[Job]:
     if args.prompts_file is not None:
         return list(_read_file(args.prompts_file))
     if args.prompt is not None:
-        return [Job("0", 0, args.prompt, given_id="0")]
-    return [Job(str(i), i, p, {}, DEFAULT_MAX_TOKENS, str(i)) for i, p in enumerate(DEFAULT_PROMPTS)]
+        return [Job(0, args.prompt)]
+    return [Job(i, prompt, {}, DEFAULT_MAX_TOKENS) for i, prompt in enumerate(DEFAULT_PROMPTS)]
 
 
 def _read_file(path: str) -> Iterator[Job]:
     """Jobs of a JSON-lines file; a bad line is reported with its number, and the rest runs."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(
             f"prompts_file={path}: {getattr(e, 'strerror', None) or e}; name a UTF-8 JSON-lines file"
@@ -105,12 +114,13 @@ def _read_file(path: str) -> Iterator[Job]:
             continue
         try:
             job = _job(json.loads(line), number - 1)
-            if job.request_id in seen:
-                raise ValueError(f"id '{job.request_id}' stands in an earlier line as well")
+            if job.given_id is not None and str(job.given_id) in seen:
+                raise ValueError(f"id '{job.given_id}' stands in an earlier line as well")
         except (ValueError, TypeError) as e:
             _report(number, e)
             continue
-        seen.add(job.request_id)
+        if job.given_id is not None:
+            seen.add(str(job.given_id))
         yield job
 
 
@@ -126,11 +136,17 @@ def _job(line: Any, index: int) -> Job:
         raise ValueError(f"needs exactly one of prompt, prompt_token_ids, messages; got {given or 'none'}")
     params = {k: v for k, v in line.items() if k not in _LINE_KEYS}
     SamplingParams(**params)  # checked here, so that the error has its line
-    given_id = line.get("id", str(index))
-    if isinstance(given_id, bool) or not isinstance(given_id, str | int):
-        raise TypeError(f"id must be a string or an integer, got {given_id!r}")
-    str(given_id).encode()  # an unpaired surrogate is a ValueError, and could not be written to the output
-    return Job(str(given_id), index, {given[0]: line[given[0]]}, params, given_id=given_id)
+    return Job(index, {given[0]: line[given[0]]}, params, given_id=_given_id(line) if "id" in line else None)
+
+
+def _given_id(line: dict[str, Any]) -> str | int:
+    given: Any = line["id"]
+    if isinstance(given, bool) or not isinstance(given, str | int):
+        raise TypeError(f"id must be a string or an integer, got {given!r}")
+    if given == "":
+        raise ValueError("id must not be empty; leave it out, or write a string or an integer")
+    str(given).encode()  # an unpaired surrogate is a ValueError, and could not be written to the output
+    return given
 
 
 # ------------------------------------------------------------------------------------------------------ generation
@@ -213,7 +229,7 @@ class _Generation:
         assert self._sink is not None
         completion = output.outputs[0]
         line = {
-            "id": self._jobs[output.request_id].given_id,
+            "id": self._jobs[output.request_id].shown_id,
             "index": completion.index,
             "text": completion.text,
             "token_ids": completion.token_ids,
@@ -242,9 +258,9 @@ class _Generation:
     def _close(self, elapsed: float, prefill: float, decode: float) -> dict[str, float]:
         """The closing line on stderr, and its figures; what prefill and decode mean stands at `Progress.rates`."""
         metrics = [o.metrics for o in self._done.values()]
-        for output in self._done.values():
+        for request_id, output in self._done.items():
             if output.error is not None:
-                print(f"request {output.request_id}: {output.error}", file=sys.stderr)
+                print(f"request {self._jobs[request_id].shown_id}: {output.error}", file=sys.stderr)
         ttft = _mean([m.ttft for m in metrics if m.ttft is not None])
         tpot = _mean([m.tpot for m in metrics if m.tpot is not None])
         figures = {

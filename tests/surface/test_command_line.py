@@ -144,7 +144,7 @@ BAD_LINES = [
     ({"messages": []}, "the list of messages is empty"),
     ({"messages": [{"content": "no role"}]}, "the chat template refuses these messages"),
     ({"prompt": "w4", "id": None}, "id must be a string or an integer, got None"),
-    ({"prompt": "w4", "id": ""}, "request_id must be a non-empty string"),
+    ({"prompt": "w4", "id": ""}, "id must not be empty"),
     ({"prompt": "w4", "id": "\ud800"}, "surrogates not allowed"),
     ({"prompt": "w4", "id": "good"}, "id 'good' stands in an earlier line as well"),
     ({"prompt": "w4", "stop_token_ids": [99]}, "stop_token_ids holds 99"),
@@ -168,6 +168,19 @@ def test_prompts_file_without_output_prints_prompts_and_texts_in_order(typed, tm
     words = write(tmp_path / "in.jsonl", {"prompt": "w4", "max_tokens": 9}, {"prompt": "w6", "max_tokens": 1})
     code, out, _ = typed(words, *GREEDY)
     assert (code, out) == (0, "w4w5 w6 w7 w8 w9 w10 w11 w12 w13\n\nw6w7\n\n")
+
+
+def test_line_without_an_id_runs_beside_one_whose_id_is_its_number(typed, tmp_path):
+    words = write(tmp_path / "in.jsonl", {"prompt": "w4", "id": "1"}, {"prompt": "w6"}, {"prompt": "w8", "id": 0})
+    code, _, err = typed(words, "output=out.jsonl", *GREEDY)
+    assert code == 0 and "prompts_file line" not in err
+    found = [(line["id"], line["text"]) for line in lines_of(tmp_path / "out.jsonl")]
+    assert found == [("1", "w5 w6 w7"), ("1", "w7 w8 w9"), (0, "w9 w10 w11")]
+
+
+def test_file_of_prompts_may_begin_with_a_byte_order_mark(typed, tmp_path):
+    (tmp_path / "in.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "w4"}\n')
+    assert typed("prompts_file=in.jsonl", *GREEDY)[:2] == (0, "w4w5 w6 w7\n\n")
 
 
 @pytest.mark.parametrize("kind", ["delta", "cumulative"])
