@@ -76,7 +76,7 @@ def _flag(owner: str, name: str, value: Any) -> bool:
 def _token_ids(owner: str, name: str, value: Any, *, empty_ok: bool) -> tuple[int, ...] | None:
     if value is None:
         return None
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise TypeError(f"{owner}.{name} must be a list of token ids, got {value!r}")
     ids = tuple(_integer(owner, name, i, 0) for i in value)
     if not ids and not empty_ok:
@@ -89,7 +89,7 @@ def _strings(owner: str, name: str, value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
     items = (value,) if isinstance(value, str) else value
-    if not isinstance(items, Iterable):
+    if isinstance(items, Mapping) or not isinstance(items, Iterable):
         raise TypeError(f"{owner}.{name} must be a string or a list of strings, got {value!r}")
     out = tuple(items)
     for item in out:
@@ -141,6 +141,7 @@ class SamplingParams(_NamesItsFields):
 
     Raises ValueError or TypeError at construction, naming field, value and range; an unknown name is a TypeError
     with the nearest known one. `named` holds the fields the caller wrote: only those can make a pipeline refuse.
+    For a changed copy use `.replace()`, which adds its changes to `named`; `dataclasses.replace` names every field.
     """
 
     n: int = 1
