@@ -1,7 +1,7 @@
 """The step while it is being decided, and its translation into a `SchedulerOutput`.
 
-A plan can still be taken back: a request that yields its blocks leaves it. Nothing of a request changes before `emit`
-but its block list. The scheduler makes one plan a step.
+A plan can still be taken back: a request that yields its blocks leaves it. Of a request that goes on, nothing but its
+block list changes before `emit`; admission and preemption change theirs at once. The scheduler makes one plan a step.
 """
 
 from __future__ import annotations
