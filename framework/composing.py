@@ -41,7 +41,7 @@ from framework.promised import refuse_key
 from framework.request import SamplingParams
 from framework.runs import RunArgs
 from framework.stage_order import Place, solve_order
-from framework.words import TEXT_KEYS, Roots, Vocabulary, command_words, override_words
+from framework.words import TEXT_KEYS, Roots, Vocabulary, override_words
 
 COMPONENT_GROUPS = ("backend", "attention", "policy", "spec_decode", "kv_connector", "grammar", "executor")
 NODES = ("model", "engine", "kv_cache", "scheduler", "sampler", *COMPONENT_GROUPS, "run")
@@ -59,12 +59,6 @@ def compose_config(words: Sequence[str]) -> Config:
     """The Config of `LLM(overrides=words)`. Raises ConfigError, PluginError or NotBuiltError, in one line."""
     roots = search_roots()
     return parts_of(load(override_words(words, Vocabulary.read(roots)), roots))[0]
-
-
-def compose_run(words: Sequence[str]) -> tuple[Config, ComponentConfig, RunArgs]:
-    """What a command line of these words (no flags) would run."""
-    roots = search_roots()
-    return parts_of(load(command_words(words, Vocabulary.read(roots)), roots))
 
 
 def search_roots(config_dir: str | None = None) -> list[tuple[str, Path]]:
@@ -215,7 +209,7 @@ def _absent_places(places: Mapping[str, Place], nodes: Mapping[str, Any]) -> dic
 
 
 def _run_args(nodes: Mapping[str, Any]) -> RunArgs:
-    texts = {key: nodes.get(key) for key in TEXT_KEYS if key != "trace"}
+    texts = {key: nodes.get(key) for key in TEXT_KEYS}
     for key, text in texts.items():
         if not isinstance(text, str | None):
             raise ConfigError(f"{key}={text!r} must be text. In a YAML file, quote it")

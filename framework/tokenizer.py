@@ -79,10 +79,6 @@ class Tokenizer:
         """Text of one token, special ones included; an id without a token gives an empty string."""
         return self._backend.decode([token_id], skip_special_tokens=False)
 
-    def id_to_token(self, token_id: int) -> str | None:
-        """The token as the vocabulary spells it, None for an id without one."""
-        return self._backend.id_to_token(token_id)
-
     def token_to_id(self, token: str) -> int | None:
         return self._backend.token_to_id(token)
 

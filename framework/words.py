@@ -18,7 +18,7 @@ from framework.discovery import config_files, group_options
 from framework.errors import ConfigError, did_you_mean
 from framework.promised import refuse_key, refuse_option
 
-TEXT_KEYS = ("prompt", "system", "prompts_file", "output", "target", "trace")
+TEXT_KEYS = ("prompt", "system", "prompts_file", "output", "target")
 """Keys whose value is text: never parsed, never swept, delivered byte for byte."""
 NOT_A_LIST_OF_OPTIONS = re.compile(r"[\[\](){}$]")
 Roots = Sequence[tuple[str, Path]]

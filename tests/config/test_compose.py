@@ -14,7 +14,6 @@ from hydra.version import VersionBase
 
 import framework.composing as composing
 from framework import SamplingParams
-from framework.composing import compose_run
 from framework.config import (
     ComponentConfig,
     Config,
@@ -120,8 +119,8 @@ def test_component_that_is_not_there_is_refused_with_the_nearest(word, message):
         compose([word])
 
 
-def test_run_and_texts_come_beside_the_config():
-    _, run, args = compose_run(["plugins", "some/target", "output=o.jsonl"])
+def test_run_and_texts_come_beside_the_config(command_line):
+    _, run, args = command_line("plugins", "some/target", "output=o.jsonl")
     assert run.name == "plugins"
     assert (args.target, args.output, args.prompt) == ("some/target", "o.jsonl", None)
 

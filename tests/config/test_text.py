@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from framework.composing import compose_run
 from framework.errors import ConfigError
 from framework.words import quoted
 
@@ -90,16 +89,16 @@ json.dump(got, open("got.json", "w", encoding="utf-8"))
     assert json.loads((tmp_path / "got.json").read_text()) == texts
 
 
-def test_at_sign_reads_a_file_byte_for_byte(tmp_path):
+def test_at_sign_reads_a_file_byte_for_byte(command_line, tmp_path):
     text = "first line\r\n${second} 'line'\\\n"
     (tmp_path / "prompt.txt").write_bytes(text.encode())
-    assert compose_run([f"prompt=@{tmp_path}/prompt.txt"])[2].prompt == text
+    assert command_line(f"prompt=@{tmp_path}/prompt.txt")[2].prompt == text
 
 
-def test_missing_prompt_file_is_refused_by_name():
+def test_missing_prompt_file_is_refused_by_name(command_line):
     with pytest.raises(ConfigError, match=r"prompt=@nowhere\.txt: cannot read the file"):
-        compose_run(["prompt=@nowhere.txt"])
+        command_line("prompt=@nowhere.txt")
 
 
-def test_only_prompt_and_system_read_files():
-    assert compose_run(["output=@out.jsonl"])[2].output == "@out.jsonl"
+def test_only_prompt_and_system_read_files(command_line):
+    assert command_line("output=@out.jsonl")[2].output == "@out.jsonl"
