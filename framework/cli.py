@@ -12,6 +12,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,6 +20,8 @@ from framework.errors import ConfigError, FrameworkError, did_you_mean
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from framework.runs import RunArgs
 
 FLAGS_WITH_VALUE = {
     "--cfg": "-c", "--package": "-p", "--config-name": "-cn", "--config-dir": "-cd",
@@ -145,6 +148,8 @@ def _app(cfg: DictConfig) -> None:
     record = _record if HydraConfig.get().mode == RunMode.MULTIRUN else None
     try:
         config, run, args = parts_of(cfg)
+        if record is not None:
+            args = _with_own_output(args)
         prepare_environment(config.backend.name)
         metrics = registry().load_target("run", run.name)(config, args)
     except FrameworkError as error:
@@ -177,6 +182,19 @@ def _record(status: str, metrics: Mapping[str, Any] | None = None, error: str | 
     overrides = [str(word) for word in job.overrides.task]
     result = {"overrides": overrides, "status": status, "metrics": dict(metrics or {}), "error": error}
     Path(job.runtime.output_dir, "result.json").write_text(json.dumps(result, indent=1, default=str), encoding="utf-8")
+
+
+def _with_own_output(args: RunArgs) -> RunArgs:
+    """`output=` of a job of a sweep lies in the job's folder: else every job would overwrite the one before it."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not args.output:
+        return args
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    path = folder / args.output
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"output={args.output}: a job of a sweep writes into its own folder. Use output=NAME")
+    return replace(args, output=str(path))
 
 
 def _register_search_path() -> None:

@@ -13,10 +13,11 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from framework.errors import ConfigError, NotBuiltError
 from framework.request import OutputKind, RequestOutput, SamplingParams
+from framework.runs.output_file import OutputFile, refuse_same_file
 
 if TYPE_CHECKING:
     from framework.config import Config
@@ -64,13 +65,15 @@ def run(config: Config, args: RunArgs) -> dict[str, float]:
     """Generates and prints; returns the closing line's figures (the metrics of a sweep)."""
     _refuse(args)
     with ExitStack() as stack:
+        jobs = _read_jobs(args)
         # Before the model loads: a folder that is not there should not cost a load.
-        sink = stack.enter_context(_open_output(args.output)) if args.output else None
-        lines = _read_jobs(args)
+        sink = stack.enter_context(OutputFile(args.output)) if args.output else None
         from framework.engine.llm import LLM
 
         llm = stack.enter_context(LLM(config=config))
-        return _Generation(llm.engine, sink, streams=sink is None and args.prompt is not None).run(lines)
+        if sink is not None:
+            sink.begin()
+        return _Generation(llm.engine, sink, streams=sink is None and args.prompt is not None).run(jobs)
 
 
 def _refuse(args: RunArgs) -> None:
@@ -80,13 +83,8 @@ def _refuse(args: RunArgs) -> None:
         raise NotBuiltError("system belongs to run=chat, which is not built yet; put messages into prompts_file")
     if args.target is not None:
         raise ConfigError(f"target={args.target} means nothing to run=generate; leave it out")
-
-
-def _open_output(path: str) -> TextIO:
-    try:
-        return open(path, "w", encoding="utf-8")
-    except OSError as e:
-        raise ConfigError(f"output={path}: {e.strerror}; name a file in a folder that can be written") from None
+    if args.prompts_file is not None and args.output:
+        refuse_same_file(args.prompts_file, args.output)
 
 
 # --------------------------------------------------------------------------------------------------------- prompts
@@ -155,7 +153,7 @@ def _given_id(line: dict[str, Any]) -> str | int:
 class _Generation:
     """Admits the jobs, steps the engine, prints or writes what finishes."""
 
-    def __init__(self, engine: Engine, sink: TextIO | None, streams: bool) -> None:
+    def __init__(self, engine: Engine, sink: OutputFile | None, streams: bool) -> None:
         self._engine, self._sink, self._streams = engine, sink, streams
         self._jobs: dict[str, Job] = {}
         self._done: dict[str, RequestOutput] = {}
@@ -238,8 +236,7 @@ class _Generation:
         }
         if output.error is not None:
             line["error"] = output.error
-        self._sink.write(json.dumps(line, ensure_ascii=False) + "\n")
-        self._sink.flush()
+        self._sink.write(line)
 
     def _print_done(self, all_of_them: bool = False) -> None:
         """Prints finished outputs in the order of the prompts: as far as it has no gap, or all of them at the end."""

@@ -206,6 +206,34 @@ def test_output_tokens_a_second_count_every_token_that_was_given(folders, tmp_pa
     assert figures["prefill_tokens_per_s"] > 0 and figures["decode_tokens_per_s"] > 0
 
 
+def test_output_that_is_the_file_of_prompts_is_refused_and_the_file_stays(typed, tmp_path):
+    words = write(tmp_path / "in.jsonl", {"prompt": "w4"})
+    (tmp_path / "link.jsonl").symlink_to("in.jsonl")
+    for output in ("in.jsonl", "link.jsonl"):
+        code, _, err = typed(words, f"output={output}", *GREEDY)
+        assert code == 2
+        assert err.splitlines()[-1].startswith(f"error: output={output} is the file of prompts_file=")
+    assert lines_of(tmp_path / "in.jsonl") == [{"prompt": "w4"}]
+
+
+@pytest.mark.parametrize("words", [["prompts_file=misspelt.jsonl"], ["model.path=/nowhere/at/all"]])
+def test_output_of_an_earlier_run_outlives_a_run_that_cannot_begin(typed, tmp_path, words):
+    (tmp_path / "out.jsonl").write_text("earlier and longer than what comes\n")
+    assert typed(*words, "output=out.jsonl")[0] == 2
+    assert (tmp_path / "out.jsonl").read_text() == "earlier and longer than what comes\n"
+    assert typed("prompt=w4", "output=out.jsonl", *GREEDY)[0] == 0
+    assert [line["text"] for line in lines_of(tmp_path / "out.jsonl")] == ["w5 w6 w7"]
+
+
+def test_output_that_cannot_be_written_is_an_error_of_one_line(typed):
+    code, out, err = typed("prompt=w4", "output=/dev/full", *GREEDY)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1] == (
+        "error: output=/dev/full: No space left on device. The lines before are in it; make room, or name another file"
+    )
+    assert "Traceback" not in err and "Exception" not in err
+
+
 def test_folder_without_a_tokenizer_serves_a_file_of_token_ids(typed, tmp_path):
     words = write(tmp_path / "in.jsonl", {"prompt_token_ids": [4]}, {"prompt": "w4"}, {"messages": []})
     code, _, err = typed(words, "output=out.jsonl", *GREEDY, model="bare")
@@ -275,3 +303,12 @@ def test_sweep_over_the_sampler_records_the_figures_of_each_run(command, folders
     results = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("multirun/*/*/*/result.json"))]
     assert [r["status"] for r in results] == ["ok", "ok"]
     assert all(r["metrics"]["output_tokens_per_s"] > 0 and r["metrics"]["requests"] == 1 for r in results)
+    written = [lines_of(path) for path in sorted(tmp_path.glob("multirun/*/*/*/o.jsonl"))]
+    assert [len(lines) for lines in written] == [1, 1]  # each job's own
+    assert not (tmp_path / "o.jsonl").exists()
+
+
+def test_job_of_a_sweep_writes_no_output_outside_of_its_folder(command, folders, tmp_path):
+    result = command("-m", f"model.path={folders['chain']}", *SMALL, "prompt=w4", "output=../o.jsonl")
+    assert b"error: output=../o.jsonl: a job of a sweep writes into its own folder" in result.stderr
+    assert not list(tmp_path.glob("**/o.jsonl"))
