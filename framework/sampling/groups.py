@@ -25,6 +25,10 @@ of such a block cost several times the arithmetic.
 """
 
 
+_FEW_ROWS = 4
+"""Up to so many rows one slow pass costs less than a dozen operations with cold caches: 88 us against 225 for one row."""
+
+
 def grouped(rows: Tensor, fill: float) -> Tensor:
     """[L, V] -> [L, G, 128]: a view when V is a multiple of 128, else a copy completed with `fill`."""
     missing = -rows.shape[1] % GROUP
@@ -40,6 +44,9 @@ def group_max(logits: Tensor) -> Tensor:
 
 def best(logits: Tensor) -> tuple[Tensor, Tensor]:
     """(largest logit [L], its lowest id [L] int64) of [L, V]. A row that holds NaN gives NaN and some id in range."""
+    if len(logits) <= _FEW_ROWS:
+        top, ids = logits.max(1)  # documented to give the first of equal values
+        return top, ids
     tops = group_max(logits)
     group = tops.argmax(-1, keepdim=True)  # the first of equal groups holds the lowest id
     ids = group * GROUP + torch.arange(GROUP, device=logits.device)

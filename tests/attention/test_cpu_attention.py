@@ -138,7 +138,11 @@ def test_a_lone_decode_reads_its_keys_where_they_lie(consecutive: bool, window: 
     )
 
 
-@pytest.mark.parametrize("lengths", ([3, 15, 16, 17, 31, 40], [3, 900, 16, 7, 1100, 40]), ids=("one_span", "cut"))
+@pytest.mark.parametrize(
+    "lengths",
+    ([3, 15, 16, 17, 31, 40], [3, 900, 16, 7, 1100, 40], [3, 37, 20]),
+    ids=("one_span", "cut", "each_alone"),
+)
 @pytest.mark.parametrize("invariant", (False, True), ids=("fast", "invariant"))
 def test_decodes_that_go_on_equal_a_plan_made_anew(lengths: list[int], invariant: bool) -> None:
     steps, replaced_at = 40, 25

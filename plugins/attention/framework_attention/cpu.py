@@ -142,15 +142,15 @@ class LoneDecode:
     def __init__(self, bound: BoundLayer, span: Span, window: int | None, scratch: Scratch) -> None:
         _, heads, num_blocks, block_size, dim = bound.kv.shape
         blocks = span.blocks[0].numpy()
-        first = 0 if window is None else max(0, span.num_keys - window)
-        self._length, self._shape = span.num_keys - first, (1, heads, bound.spec.num_heads // heads, dim)
+        self._first = 0 if window is None else max(0, span.num_keys - window)
+        self._length, self._shape = span.num_keys - self._first, (1, heads, bound.spec.num_heads // heads, dim)
         self._rows: Tensor | None = None
-        self._start = int(blocks[0]) * block_size + first
-        if (np.diff(blocks) != 1).any():
+        self._start = int(blocks[0]) * block_size + self._first
+        if len(blocks) > 1 and (np.diff(blocks) != 1).any():
             self._rows = (torch.arange(2 * heads).unsqueeze(1) * num_blocks + span.blocks).view(-1)
             self._gathered = scratch.take("keys", bound.kv.dtype, len(self._rows), block_size * dim)
-            both = self._gathered.view(2, 1, heads, -1, dim).narrow(3, first, self._length)
-            self._keys, self._values = both.unbind()
+            self._both = self._gathered.view(2, 1, heads, -1, dim)
+            self._cut()
 
     def __call__(self, bound: BoundLayer, q: Tensor) -> Tensor:
         """[1, Hq, D] -> the same shape."""
@@ -162,6 +162,15 @@ class LoneDecode:
             keys, values = self._keys, self._values
         query = q.view(self._shape)
         return scaled_dot_product_attention(query, keys, values, scale=bound.spec.scale).reshape(q.shape)
+
+    def lengthen(self) -> None:
+        """The request has one key more, in the block of its last one."""
+        self._length += 1
+        if self._rows is not None:
+            self._cut()
+
+    def _cut(self) -> None:
+        self._keys, self._values = self._both.narrow(3, self._first, self._length).unbind()
 
 
 class CpuPlan:
@@ -182,7 +191,7 @@ class CpuPlan:
         self._order, self._inverse = _token_order(self._spans, len(self._slots))
         self._products: dict[tuple[int, int, int, int], SpanProduct | LoneDecode] = {}
         self._course: SteadyDecodes | None = None
-        if len(self._slots) == len(rows) > self._limits.max_alone and self._limits.window is None:
+        if len(self._slots) == len(rows) and self._limits.window is None:
             self._course = SteadyDecodes(self._spans, rows, seq_lens, owner._ctx.block_size)
 
     def advance(self, batch: InputBatch, group: int) -> bool:
@@ -199,6 +208,9 @@ class CpuPlan:
             for (index, *_), product in self._products.items():
                 if new.span == index and isinstance(product, SpanProduct):
                     product.enter(new)
+        for product in self._products.values():
+            if isinstance(product, LoneDecode):
+                product.lengthen()
         self._fresh = torch.from_numpy(np.concatenate([new.blocks for new in entered])) if entered else None
         return True
 

@@ -46,7 +46,7 @@ class SteadyDecodes:
 
         rows [R] req_idx of a step with one token a row, seq_lens [R], table [rows, max_blocks] physical blocks.
         """
-        if self._age == self._room or not np.array_equal(rows, self._rows):
+        if self._age >= self._room or not np.array_equal(rows, self._rows):
             return None
         if not np.array_equal(seq_lens, self._lens + (self._age + 1)):
             return None
