@@ -33,12 +33,14 @@ FLAGS_ALONE = {
 MODES = ("--run", "--multirun", "--cfg", "--info", "--shell-completion")
 INFO_TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 TRACE_SWITCH = "HYDRA_FULL_ERROR"
+BROKEN_PIPE_EXIT = 141  # what a shell shows for a program that SIGPIPE ended
 WANTED_TRACE = "FRAMEWORK_FULL_ERROR_AS_TYPED"
 """Carries the typed value of the switch to the jobs of a launcher that runs them in processes of their own."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs one command line. Ends with SystemExit: 2 for a user's error, 130 for Ctrl-C, 143 for SIGTERM."""
+    """Runs one command line. Ends with SystemExit: 2 for a user's error, 1 when a job of a sweep
+    failed, 130 for Ctrl-C, 143 for SIGTERM, 141 when nobody reads the output any more."""
     wants_trace = os.environ.get(TRACE_SWITCH) == "1"
     try:
         flags, words = split_flags(sys.argv[1:] if argv is None else argv)
@@ -48,8 +50,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             print_version()
         else:
             _run_hydra(flags, words)
+        sys.stdout.flush()
     except FrameworkError as error:
         _give_up(error, wants_trace)
+    except BrokenPipeError:
+        _end_unread()
     except KeyboardInterrupt as interrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)) from None
@@ -88,14 +93,11 @@ def split_flags(argv: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
 
 
 def print_help(flags: Mapping[str, str | None]) -> None:
-    from framework.discovery import conf_roots
+    from framework.discovery import search_roots
     from framework.helptext import help_text
     from framework.words import Vocabulary
 
-    roots = conf_roots()
-    config_dir = flags.get("--config-dir")
-    if config_dir is not None:
-        roots.append(("--config-dir", Path(config_dir)))
+    roots = search_roots(flags.get("--config-dir"))
     print(help_text(roots, Vocabulary.read(roots, flags.get("--config-name") or "config")))
 
 
@@ -112,8 +114,10 @@ def _run_hydra(flags: dict[str, str | None], words: list[str]) -> None:
     from omegaconf.errors import OmegaConfBaseException
 
     from framework import composing
+    from framework.sweep import ResultsTable
     from framework.words import Vocabulary, command_words
 
+    ResultsTable.num_failed = 0
     primary = flags.setdefault("--config-name", "config") or "config"
     roots = composing.search_roots(flags.get("--config-dir"))
     if "--shell-completion" not in flags:
@@ -134,6 +138,8 @@ def _run_hydra(flags: dict[str, str | None], words: list[str]) -> None:
         _restore_trace_switch()
         sys.argv = before[1]
         signal.signal(signal.SIGTERM, before[2])
+    if ResultsTable.num_failed:
+        raise SystemExit(1)
 
 
 def _app(cfg: DictConfig) -> None:
@@ -157,6 +163,8 @@ def _app(cfg: DictConfig) -> None:
             _give_up(error, wants_trace)
         record("error", error=str(error))  # the sweep goes on
         print(f"error: {error}", file=sys.stderr)
+    except BrokenPipeError:  # Hydra would show its trace
+        _end_unread()
     else:
         if record is not None:
             record("ok", metrics=metrics)
@@ -227,6 +235,12 @@ def _restore_trace_switch() -> bool:
     if typed is not None:
         os.environ[TRACE_SWITCH] = typed
     return os.environ.get(TRACE_SWITCH) == "1"
+
+
+def _end_unread() -> NoReturn:
+    """Ends quietly when the reader of stdout has gone, as in `| head`; what is still buffered goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(BROKEN_PIPE_EXIT) from None
 
 
 def _give_up(error: FrameworkError, wants_trace: bool) -> NoReturn:

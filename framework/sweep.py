@@ -9,18 +9,25 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 
 class ResultsTable(Callback):
-    """Hydra callback that writes the table of a finished sweep and says on stderr where it is."""
+    """Hydra callback that writes the table of a finished sweep and says on stderr where it is.
+
+    num_failed  jobs of the last sweep of this process that failed: the exit code of the command line
+    """
+
+    num_failed: ClassVar[int] = 0
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        write_table(Path(config.hydra.sweep.dir))
+        rows = write_table(Path(config.hydra.sweep.dir))
+        ResultsTable.num_failed = sum(row["status"] != "ok" for row in rows)
 
 
 def write_table(folder: Path) -> list[dict[str, Any]]:
@@ -53,5 +60,17 @@ def _cell(value: Any) -> str:
     return "" if value is None else str(value).replace("|", "\\|").replace("\n", " ")
 
 
+def main(argv: Sequence[str]) -> None:
+    """`python -m framework.sweep DIR`. Ends with SystemExit 2 and one line when DIR is missing or no folder."""
+    if len(argv) != 1:
+        print("usage: python -m framework.sweep DIR (the folder of a sweep)", file=sys.stderr)
+        raise SystemExit(2)
+    folder = Path(argv[0])
+    if not folder.is_dir():
+        print(f"error: {folder}: there is no such folder. Name the folder of a sweep", file=sys.stderr)
+        raise SystemExit(2)
+    write_table(folder)
+
+
 if __name__ == "__main__":
-    write_table(Path(sys.argv[1]))
+    main(sys.argv[1:])

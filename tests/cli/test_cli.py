@@ -91,7 +91,7 @@ def test_run_plugins_prints_a_table_and_the_health_of_the_machine(framework, tmp
 
 def test_sweep_goes_on_after_a_users_error_and_makes_a_table(framework, tmp_path):
     result = framework("-m", "plugins", "+sampler=gumbel,greedy", "kv_cache.block_size=8,0", "prompt=a,b")
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 1, result.stderr
     (folder,) = tmp_path.glob("multirun/*/*")
     results = [json.loads((folder / str(job) / "result.json").read_text()) for job in range(4)]
     assert [r["status"] for r in results] == ["ok", "error", "ok", "error"]
@@ -100,6 +100,33 @@ def test_sweep_goes_on_after_a_users_error_and_makes_a_table(framework, tmp_path
     assert len((folder / "results.csv").read_text().splitlines()) == 5
     assert "4 jobs, 2 failed" in result.stderr
     assert "HYDRA" not in result.stdout  # logs go to stderr
+
+
+def test_table_of_a_sweep_is_made_again_on_request(tmp_path):
+    def sweep(*words):
+        program = [sys.executable, "-m", "framework.sweep", *words]
+        return subprocess.run(program, cwd=tmp_path, capture_output=True, text=True)
+
+    (tmp_path / "sweep" / "0").mkdir(parents=True)
+    result = {"overrides": ["a=1"], "status": "ok", "metrics": {}, "error": None}
+    (tmp_path / "sweep" / "0" / "result.json").write_text(json.dumps(result))
+    assert sweep("sweep").returncode == 0
+    assert "a=1" in (tmp_path / "sweep" / "results.md").read_text()
+    for words, message in (([], "usage: python -m framework.sweep DIR"), (["nowhere"], "nowhere: there is no such")):
+        refused = sweep(*words)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+        assert message in refused.stderr
+
+
+@pytest.mark.parametrize("words", [["plugins"], ["--help"], ["--version"], ["plugins", "--cfg", "job"]])
+def test_output_that_nobody_reads_ends_quietly(words):
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        result = subprocess.run([sys.executable, "-m", "framework", *words], stdout=write, stderr=subprocess.PIPE)
+    finally:
+        os.close(write)
+    assert (result.returncode, result.stderr) == (141, b"")
 
 
 def test_own_primary_and_folder_work_with_the_same_words(framework, tmp_path):

@@ -1,6 +1,7 @@
 """`python -m framework` from outside: texts byte for byte, streams, files of prompts, errors of one line."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -287,6 +288,21 @@ def test_one_prompt_streams_and_an_interrupt_ends_cleanly(folders, tmp_path):
     assert not list(tmp_path.iterdir())  # a single run writes no folder
 
 
+def test_streamed_text_that_nobody_reads_ends_quietly(folders, tmp_path):
+    words = [f"model.path={folders['chain']}", *SMALL, *GREEDY, "prompt=w4"]
+    read, write_end = os.pipe()
+    os.close(read)
+    try:
+        result = subprocess.run(
+            [sys.executable, "-m", "framework", *words], stdout=write_end, stderr=subprocess.PIPE, cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+    finally:
+        os.close(write_end)
+    assert result.returncode == 141
+    assert b"Traceback" not in result.stderr and b"BrokenPipe" not in result.stderr
+
+
 def test_stdout_holds_text_alone_in_a_process_of_its_own(command, folders):
     result = command(
         f"model.path={folders['chain']}", *SMALL, "prompt=w4 w5", "+sampler=gumbel", "+backend=cpu", *GREEDY
@@ -310,5 +326,6 @@ def test_sweep_over_the_sampler_records_the_figures_of_each_run(command, folders
 
 def test_job_of_a_sweep_writes_no_output_outside_of_its_folder(command, folders, tmp_path):
     result = command("-m", f"model.path={folders['chain']}", *SMALL, "prompt=w4", "output=../o.jsonl")
+    assert result.returncode == 1
     assert b"error: output=../o.jsonl: a job of a sweep writes into its own folder" in result.stderr
     assert not list(tmp_path.glob("**/o.jsonl"))
