@@ -6,7 +6,6 @@ composing works inside somebody else's Hydra program, in threads, and any number
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,7 +33,7 @@ from framework.config import (
     SchedulerConfig,
     StageConfig,
 )
-from framework.discovery import conf_roots, group_options, shadowed_files
+from framework.discovery import conf_roots, group_options, search_roots
 from framework.errors import ConfigError, did_you_mean
 from framework.plugins import registry
 from framework.promised import refuse_key
@@ -51,7 +50,6 @@ UNBOUND = {"auto", "none"}
 PLACE_KEYS = ("order", "before", "after")
 PARAMS = tuple(f.name for f in fields(SamplingParams) if f.name != "stages")  # sampler.stages is the pipeline itself
 
-_log = logging.getLogger("framework")
 _hydra_lock = threading.Lock()
 
 
@@ -59,18 +57,6 @@ def compose_config(words: Sequence[str]) -> Config:
     """The Config of `LLM(overrides=words)`. Raises ConfigError, PluginError or NotBuiltError, in one line."""
     roots = search_roots()
     return parts_of(load(override_words(words, Vocabulary.read(roots)), roots))[0]
-
-
-def search_roots(config_dir: str | None = None) -> list[tuple[str, Path]]:
-    """Configuration folders in the order in which they win, as in Hydra: ours, those of plugins, `--config-dir`."""
-    roots = conf_roots()
-    if config_dir is not None:
-        if not Path(config_dir).is_dir():
-            raise ConfigError(f"--config-dir={config_dir}: there is no such folder")
-        roots.append(("--config-dir", Path(config_dir).resolve()))
-    for sentence in shadowed_files(roots):
-        _log.warning(sentence)
-    return roots
 
 
 def load(hydra_words: Sequence[str], roots: Roots, config_name: str = "config") -> DictConfig:
@@ -114,6 +100,10 @@ def one_line(error: BaseException) -> str:
     key = getattr(error, "full_key", None) or getattr(cause, "full_key", None)
     line = text.splitlines()[0] if text else type(error).__name__
     if isinstance(error, OverrideParseException):
+        if line.startswith("Lexer"):  # the name of an exception of Hydra's parser, and nothing else
+            line = (
+                "cannot be read. A key is names joined by dots, as in engine.seed=3; quote a value with special signs"
+            )
         return f"{error.override}: {line}"
     return f"{key}: {line}" if key and key not in line else line
 
@@ -153,6 +143,7 @@ def _component(group: str, node: Mapping[str, Any]) -> ComponentConfig:
 
 
 def _sampler(node: Mapping[str, Any]) -> SamplerConfig:
+    _refuse_stage_without_package(node.get("stage"))
     _refuse_unknown("sampler.", node, ("name", "stages", "logprobs_mode", *PARAMS))
     params = {key: node[key] for key in PARAMS if node.get(key) is not None}
     try:
@@ -161,6 +152,16 @@ def _sampler(node: Mapping[str, Any]) -> SamplerConfig:
         raise ConfigError(str(error).replace("SamplingParams.", "sampler.", 1)) from error
     stages = _stages(node.get("stages"))
     return SamplerConfig(_name("sampler", node), stages, node.get("logprobs_mode"), params)  # type: ignore[arg-type]
+
+
+def _refuse_stage_without_package(node: Any) -> None:
+    """Hydra puts a file of sampler/stage under `sampler.stage` unless its first line says another place."""
+    if isinstance(node, dict) and isinstance(node.get("name"), str):
+        name = node["name"]
+        raise ConfigError(
+            f"sampler.stage: the YAML file of stage '{name}' lacks the line that says where it belongs."
+            f" Begin it with: # @package sampler.stages.{name}"
+        )
 
 
 def _stages(nodes: Any) -> tuple[StageConfig, ...]:

@@ -1,4 +1,4 @@
-"""Finds installed plugins and their configuration folders. Standard library only; imports nobody's code.
+"""Finds installed plugins and their configuration folders. Imports nobody's code, and nothing but the standard library.
 
 Two entry-point groups: `framework.plugins` (a light module with hooks) and `framework.conf` (a package folder of YAML,
 located without importing it, so that a plugin that raises on import cannot break composition). The registry, the
@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+
+from framework.errors import ConfigError, did_you_mean
 
 PLUGIN_GROUP = "framework.plugins"
 CONF_GROUP = "framework.conf"
@@ -48,11 +50,36 @@ def entry_points_of(group: str, found: Iterable[EntryPoint] | None = None) -> li
 
 def is_switched_on(name: str, dist: str) -> bool:
     """Whether the switch in the environment lets a plugin in; a word is an entry point's or a distribution's name."""
-    words = [word.strip() for word in os.environ.get(SWITCH, "").split(",") if word.strip()]
-    names = {name, _canonical(dist)}
-    refused = {word[1:] for word in words if word.startswith("-")}
-    allowed = {word for word in words if not word.startswith("-")}
-    return not names & refused and (not allowed or bool(names & allowed))
+    words = _switch_words()
+    refused = [word for word in words if word.startswith("-")]
+    allowed = [word for word in words if not word.startswith("-")]
+    if any(_means(word, name, dist) for word in refused):
+        return False
+    return not allowed or any(_means(word, name, dist) for word in allowed)
+
+
+def unknown_switches(found: Iterable[EntryPoint] | None = None) -> list[str]:
+    """One sentence for each word of the switch that is the name of no plugin: it would do something else than meant.
+
+    found  stands in for the environment's entry points in tests
+    """
+    points = [*entry_points(group=PLUGIN_GROUP), *entry_points(group=CONF_GROUP)] if found is None else list(found)
+    known = sorted({ep.name for ep in points} | {dist_name(ep) for ep in points} - {"?"})
+    return [
+        f"{SWITCH}: no plugin is named '{word.lstrip('-')}'.{did_you_mean(word.lstrip('-'), known)}"
+        f" Installed: {', '.join(known)}"
+        for word in _switch_words()
+        if not any(_means(word, ep.name, dist_name(ep)) for ep in points)
+    ]
+
+
+def _switch_words() -> list[str]:
+    return [word.strip() for word in os.environ.get(SWITCH, "").split(",") if word.strip()]
+
+
+def _means(word: str, name: str, dist: str) -> bool:
+    named = word.removeprefix("-").strip()
+    return named == name or _canonical(named) == _canonical(dist)
 
 
 def package_dir(dotted: str) -> Path | None:
@@ -84,6 +111,21 @@ def conf_roots() -> list[tuple[str, Path]]:
             _log.warning("%s %s announces the folder %r, which is not there", dist_name(ep), dist_version(ep), ep.value)
         else:
             roots.append((dist_name(ep), folder))
+    return roots
+
+
+def search_roots(config_dir: str | None = None) -> list[tuple[str, Path]]:
+    """Configuration folders in the order in which they win, as in Hydra: ours, those of plugins, `--config-dir`.
+
+    ConfigError for a `--config-dir` that is no folder; a file that another one hides is named in the log.
+    """
+    roots = conf_roots()
+    if config_dir is not None:
+        if not Path(config_dir).is_dir():
+            raise ConfigError(f"--config-dir={config_dir}: there is no such folder")
+        roots.append(("--config-dir", Path(config_dir).resolve()))
+    for sentence in shadowed_files(roots):
+        _log.warning(sentence)
     return roots
 
 

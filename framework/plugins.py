@@ -19,7 +19,7 @@ import pluggy
 
 from framework import API_VERSION
 from framework.config import build_options
-from framework.discovery import OURS, PLUGIN_GROUP, dist_name, dist_version, entry_points_of
+from framework.discovery import OURS, PLUGIN_GROUP, dist_name, dist_version, entry_points_of, unknown_switches
 from framework.errors import PluginError, did_you_mean
 
 if TYPE_CHECKING:
@@ -186,7 +186,10 @@ class Registry:
         version = importlib.import_module("framework").__version__
         registry.versions[OURS] = version
         registry._announce("core", OURS, version, CORE_COMPONENTS)
-        for ep in entry_points_of(PLUGIN_GROUP, entry_points):
+        found = None if entry_points is None else list(entry_points)
+        for sentence in unknown_switches(found):
+            _log.warning(sentence)
+        for ep in entry_points_of(PLUGIN_GROUP, found):
             registry._load_plugin(ep)
         return registry
 

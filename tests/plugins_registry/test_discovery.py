@@ -5,14 +5,19 @@ from importlib.metadata import Distribution, EntryPoint
 import pytest
 
 from framework import discovery
+from framework.cli import print_help
 from framework.discovery import (
     config_files,
     entry_points_of,
     group_options,
     is_switched_on,
     package_dir,
+    search_roots,
     shadowed_files,
+    unknown_switches,
 )
+from framework.errors import ConfigError
+from framework.plugins import Registry
 
 
 class Dist(Distribution):
@@ -44,11 +49,30 @@ def test_repeated_announcement_of_one_distribution_counts_once():
 
 @pytest.mark.parametrize(
     ("switch", "on"),
-    [("", True), ("-acme", False), ("-other", True), ("acme", True), ("other", False), ("acme,-acme-dist", False)],
-)
+    [("", True), ("-acme", False), ("-other", True), ("acme", True), ("other", False), ("acme,-acme-dist", False),
+     ("-Acme_Dist", False), ("-acme.dist", False), ("ACME-dist", True), ("- acme", False)],
+)  # fmt: skip
 def test_switch_allows_and_refuses_by_plugin_or_distribution(monkeypatch, switch, on):
     monkeypatch.setenv(discovery.SWITCH, switch)
     assert is_switched_on("acme", "acme_dist") is on
+
+
+def test_word_of_the_switch_that_names_no_plugin_is_reported_with_the_nearest(monkeypatch):
+    found = [point("samplers", "Acme_Dist"), point("attention", "Acme_Dist")]
+    monkeypatch.setenv(discovery.SWITCH, "-samplrs, attention,acme-dist")
+    assert unknown_switches(found) == [
+        "FRAMEWORK_PLUGINS: no plugin is named 'samplrs'. Did you mean 'samplers'?"
+        " Installed: Acme_Dist, attention, samplers"
+    ]
+    monkeypatch.setenv(discovery.SWITCH, "")
+    assert unknown_switches(found) == []
+
+
+@pytest.mark.parametrize("word", ["-samplrs", "samplrs"])
+def test_registry_warns_of_a_word_that_names_no_plugin(monkeypatch, caplog, word):
+    monkeypatch.setenv(discovery.SWITCH, word)
+    Registry.load()
+    assert "FRAMEWORK_PLUGINS: no plugin is named 'samplrs'. Did you mean 'samplers'?" in caplog.text
 
 
 def test_package_folder_is_found_without_importing_it(tmp_path, monkeypatch):
@@ -80,3 +104,14 @@ def test_first_root_wins_a_file_and_the_loser_is_named(roots):
 
 def test_hydras_own_groups_are_left_out(roots):
     assert list(config_files(roots[1][1])) == ["policy/fcfs", "policy/lifo"]
+
+
+def test_folder_of_the_user_comes_last_and_must_be_there(tmp_path):
+    assert search_roots(str(tmp_path))[-1] == ("--config-dir", tmp_path)
+    with pytest.raises(ConfigError, match=r"^--config-dir=nowhere: there is no such folder$"):
+        search_roots("nowhere")
+
+
+def test_help_refuses_a_folder_that_is_not_there():
+    with pytest.raises(ConfigError, match=r"^--config-dir=nowhere: there is no such folder$"):
+        print_help({"--config-dir": "nowhere"})
