@@ -18,9 +18,10 @@ TOLERANCE = 2e-3
 
 PROMPTS = [
     "The capital of France is", "Water boils at", "def add(a, b):\n    return", "Once upon a time", "1, 2, 3, 4,",
-    "The quick brown fox jumps over", "In 1969, Neil Armstrong", "To make bread you need", "E = mc", "Dear Sir or Madam,",
-    "La capitale de l'Italie est", "import numpy as", "The opposite of hot is", "Monday, Tuesday, Wednesday,",
-    "Roses are red, violets are", "Q: What is 12 + 30?\nA:", "<html><body>", "Shakespeare wrote", "My name is", "Genf und Zürich",
+    "The quick brown fox jumps over", "In 1969, Neil Armstrong", "To make bread you need", "E = mc",
+    "Dear Sir or Madam,", "La capitale de l'Italie est", "import numpy as", "The opposite of hot is",
+    "Monday, Tuesday, Wednesday,", "Roses are red, violets are", "Q: What is 12 + 30?\nA:", "<html><body>",
+    "Shakespeare wrote", "My name is", "Genf und Zürich",
 ]  # fmt: skip
 
 _NAMES = {
