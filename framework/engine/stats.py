@@ -57,10 +57,6 @@ class StepStats:
         for part, value in seconds.items():
             self.total_seconds[part] = self.total_seconds.get(part, 0.0) + value
 
-    def overhead_s(self) -> float:
-        """Seconds of the last step outside forward and sampler."""
-        return sum(self.seconds.get(part, 0.0) for part in OVERHEAD_PARTS)
-
 
 class RequestTimer:
     """Turns the moments of one request into its `RequestMetrics`. Moments are monotonic seconds."""
