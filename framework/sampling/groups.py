@@ -26,7 +26,7 @@ of such a block cost several times the arithmetic.
 
 
 _FEW_ROWS = 4
-"""Up to so many rows one slow pass costs less than a dozen operations with cold caches: 88 us against 225 for one row."""
+"""Up to so many rows one slow pass costs less than a dozen operations with cold caches: 88 us against 225 for one."""
 
 
 def grouped(rows: Tensor, fill: float) -> Tensor:
