@@ -95,7 +95,7 @@ def throughput(n: int, dtype: str, *words: str) -> dict[str, Any]:
 
 
 def batch1(dtype: str) -> dict[str, Any]:
-    """Median decode step of one request, and the time of reading the model's weights once, in the same process."""
+    """Median decode step of one request, and the bytes of weights that it reads."""
     llm = make_llm(dtype)
     warm(llm)
     prompt = workload(1)[0][0][:64]
@@ -103,9 +103,7 @@ def batch1(dtype: str) -> dict[str, Any]:
     for _ in range(3):
         output = llm.generate([{"prompt_token_ids": prompt}], greedy(64), use_tqdm=False)[0]
         steps += output.metrics.itl[4:]
-    weight_bytes = bytes_of_weights(llm, dtype)
-    read_s, step = read(weight_bytes), statistics.median(steps)
-    return {"step_ms": 1e3 * step, "read_ms": 1e3 * read_s, "weights_mb": weight_bytes / 1e6, "ratio": step / read_s}
+    return {"step_ms": 1e3 * statistics.median(steps), "weights_mb": bytes_of_weights(llm, dtype) / 1e6}
 
 
 def bytes_of_weights(llm: Any, dtype: str) -> int:
@@ -120,14 +118,6 @@ def bytes_of_weights(llm: Any, dtype: str) -> int:
     return (c["num_hidden_layers"] * layer + c["vocab_size"] * hidden) * (4 if dtype == "float32" else 2)
 
 
-def read(num_bytes: int) -> float:
-    """Median seconds of reading as many bytes of memory once, summed as float32: the floor of a batch-1 step."""
-    import torch
-
-    data = torch.ones(num_bytes // 4)
-    return statistics.median(_timed(data.sum) for _ in range(25))
-
-
 def _timed(function: Any) -> float:
     start = time.perf_counter()
     function()
@@ -135,7 +125,7 @@ def _timed(function: Any) -> float:
 
 
 def floor() -> dict[str, Any]:
-    """Limits of the machine: bytes read a second, products a second."""
+    """Limits of the machine in a plain torch process: bytes read a second, products a second."""
     import torch
 
     data, a = torch.ones(64 << 20), torch.randn(2048, 2048)
@@ -219,6 +209,7 @@ def ours(dtype: str) -> list[dict[str, Any]]:
     me = [sys.executable, str(Path(__file__).resolve()), "--dtype", dtype, "--part"]
     return [
         {"name": "floor", "cmd": [*me, "floor"]},
+        {"name": "floor, huge pages", "cmd": [*me, "floor"], "env": {"THP_MEM_ALLOC_ENABLE": "1"}},
         {"name": "ours n=16", "cmd": [*me, "throughput", "-n", "16"]},
         {"name": "ours n=32", "cmd": [*me, "throughput", "-n", "32"]},
         {"name": "ours batch 1", "cmd": [*me, "batch1"]},
@@ -279,6 +270,14 @@ def report(results: Results) -> str:
             if values:
                 figures = f"{statistics.median(values):.4g} | {min(values):.4g} | {max(values):.4g}"
                 lines.append(f"| {name} | {key} | {figures} | {len(values)} |")
+    lines += ["", "| batch-1 step / reading the weights once | median | min | max |", "|---|---|---|---|"]
+    for name in ("floor", "floor, huge pages"):
+        steps, limits = results.get("ours batch 1", {}), results.get(name, {})
+        both = steps.keys() & limits.keys()
+        ratios = [steps[r]["step_ms"] * limits[r]["read_gb_s"] / steps[r]["weights_mb"] for r in both]
+        if ratios:
+            figures = f"{statistics.median(ratios):.2f} | {min(ratios):.2f} | {max(ratios):.2f}"
+            lines.append(f"| {name} | {figures} |")
     lines += ["", "| ours / peer, out_tok_s | median | min | max |", "|---|---|---|---|"]
     for mine in (name for name in results if name.startswith("ours n=")):
         count = mine.rpartition("=")[2]

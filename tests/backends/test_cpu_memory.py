@@ -65,3 +65,26 @@ def test_keeping_freed_memory_is_asked_of_glibc_and_left_alone_elsewhere(monkeyp
     assert asked == [(-3, 1 << 30), (-1, 1 << 30)]
     monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace())
     assert not cpu_memory.keep_freed_memory()
+
+
+def test_huge_pages_are_asked_for_whole_ones_and_no_further_than_the_memory_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[int, int, int]] = []
+    library = SimpleNamespace(madvise=lambda a, n, advice: asked.append((a.value, n.value, advice.value)) or 0)
+    monkeypatch.setattr("ctypes.CDLL", lambda name: library)
+    monkeypatch.setattr("mmap.MADV_HUGEPAGE", 14, raising=False)
+    room = torch.empty(9 << 20, dtype=torch.uint8)
+    monkeypatch.setattr("torch.empty", lambda *_, **__: room)
+    assert cpu_memory.prefer_huge_pages(9 << 20)
+    (start, length, advice), end = asked[0], room.data_ptr() + (9 << 20)
+    assert advice == 14 and start % (2 << 20) == 0
+    assert room.data_ptr() <= start < room.data_ptr() + (2 << 20) and start + length == end
+
+
+def test_no_huge_pages_where_memory_is_not_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("can't allocate memory")
+
+    monkeypatch.setattr("torch.empty", refuse)
+    assert not cpu_memory.prefer_huge_pages()

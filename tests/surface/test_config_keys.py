@@ -79,7 +79,7 @@ def test_pool_of_the_cpu_holds_four_times_max_model_len_and_a_null_block_is_part
         (["scheduler.max_num_seqs=0"], ConfigError, "scheduler.max_num_seqs=0 is too small"),
         (["kv_cache.num_blocks=1"], ConfigError, "kv_cache.num_blocks=1 is too small"),
         (["prompt=x"], ConfigError, "belongs to the command line"),
-        (["model=qwen3"], CheckpointError, "q_norm"),
+        (["model=qwen3"], PluginError, "model=qwen3 serves Qwen3ForCausalLM, but"),
     ],
 )
 def test_wrong_word_is_one_line_that_names_it(folders, words, kind, message):

@@ -17,7 +17,7 @@ from framework.errors import ConfigError, did_you_mean
 from framework.interfaces import BackendContext, Bucket, Capabilities, KVSpec, LayerOps, Linear, StepFuture, StepOps
 from framework_backends.cpu_layer_ops import CpuLayerOps, InvariantLayerOps
 from framework_backends.cpu_linear import LinearPacker
-from framework_backends.cpu_memory import free_bytes, keep_freed_memory, kv_bytes, lazy_zeros
+from framework_backends.cpu_memory import free_bytes, keep_freed_memory, kv_bytes, lazy_zeros, prefer_huge_pages
 from framework_backends.cpu_step_ops import CpuStepOps
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -38,7 +38,8 @@ class CpuBackend:
         self.step_ops: StepOps = CpuStepOps()
         self.layer_ops: LayerOps = InvariantLayerOps() if ctx.batch_invariant else CpuLayerOps()
         self._packer = LinearPacker(ctx.batch_invariant)
-        keep_freed_memory()
+        if keep_freed_memory():
+            prefer_huge_pages()
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return self._packer.pack(weight, bias)

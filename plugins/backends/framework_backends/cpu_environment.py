@@ -19,13 +19,7 @@ def environment() -> dict[str, str]:
     26 ms with bound ones on two cores. Binding moves the importing thread to the first core, and threads it starts
     later inherit that; they may widen their own affinity with `os.sched_setaffinity`.
     """
-    return {
-        "OMP_NUM_THREADS": str(physical_cores()),
-        "OMP_PROC_BIND": "close",
-        "OMP_PLACES": "cores",
-        # torch asks for huge pages for tensors of 2 MB and more: reading the weights of a small model took 6 % less.
-        "THP_MEM_ALLOC_ENABLE": "1",
-    }
+    return {"OMP_NUM_THREADS": str(physical_cores()), "OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
 
 
 def physical_cores() -> int:

@@ -18,6 +18,7 @@ from framework.errors import ConfigError
 _CGROUP = Path("/sys/fs/cgroup")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _KEPT_BYTES = 1 << 30
+_HUGE_PAGE = 2 << 20
 
 
 def keep_freed_memory() -> bool:
@@ -33,6 +34,26 @@ def keep_freed_memory() -> bool:
         return False
     thresholds = (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD)
     return all(mallopt(ctypes.c_int(name), ctypes.c_int(_KEPT_BYTES)) == 1 for name in thresholds)
+
+
+def prefer_huge_pages(num_bytes: int = _KEPT_BYTES - (64 << 20)) -> bool:
+    """Asks for huge pages where the next `num_bytes` of tensors will lie; False where they are not to be had.
+
+    Reading weights is what a step of few rows spends its time on, and with small pages finding them takes a good part
+    of it: a decode of one request took 20.0 ms and 17.9 ms with huge pages (`--part batch1`, a virtual machine of two
+    x86 cores). The memory is allocated, marked and freed again, without touching it; an allocator that keeps freed
+    memory hands it out afterwards. Costs neither time nor memory until then.
+    """
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return False
+    try:
+        room = torch.empty(num_bytes, dtype=torch.uint8)
+    except RuntimeError:  # a system that promises no more than it has
+        return False
+    start = -(-room.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
+    length = room.data_ptr() + num_bytes - start
+    madvise = ctypes.CDLL(None).madvise
+    return madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), ctypes.c_int(mmap.MADV_HUGEPAGE)) == 0
 
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
