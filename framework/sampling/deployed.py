@@ -76,6 +76,11 @@ def _spec_of(config: StageConfig, target: Any) -> StageSpec:
             f"sampler stage '{config.key}' (plugin '{config.name}') declares no StageSpec with a kind among"
             f" {', '.join(METHODS)}: set `spec` on {target!r}"
         )
+    if spec.name != config.name:  # a request's extra_args would go under the one and be looked for under the other
+        raise PluginError(
+            f"sampler stage '{config.key}': the plugin is announced as '{config.name}' and its StageSpec says"
+            f" '{spec.name}'. Give the ComponentSpec and the StageSpec of {target!r} one name"
+        )
     missing = [name for name in (*ALWAYS, *METHODS[spec.kind]) if not callable(getattr(target, name, None))]
     if missing:
         raise PluginError(

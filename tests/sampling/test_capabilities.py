@@ -85,6 +85,11 @@ def test_a_stage_without_a_kind_is_refused(bench, spec):
     )
 
 
+def test_a_stage_whose_spec_has_another_name_than_its_announcement_is_refused(bench):
+    text = "stage 'odd': the plugin is announced as 'odd' and its StageSpec says 'even'. Give the ComponentSpec and the"
+    conflict(bench, ("odd", "gumbel"), text, PluginError, others={"odd": stage("even", "mask")})
+
+
 @dataclass(frozen=True)
 class Options:
     size: int = 1
