@@ -7,8 +7,10 @@ admission by the engine and the stages. The scheduler owns `Request`; nobody els
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from framework.errors import did_you_mean
@@ -47,9 +49,24 @@ class _NamesItsFields:
         return copy
 
 
+def plain(value: Any) -> Any:
+    """A numpy array or scalar, or a torch tensor, as lists and numbers of Python; anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def as_integer(label: str, value: Any) -> int:
+    """`value` as an int, whoever's integer it is. TypeError that begins with `label` for bools and non-integers."""
+    value = plain(value)
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        raise TypeError(f"{label} must be an integer, got {value!r}")
+    return operator.index(value)
+
+
 def _number(owner: str, name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> float:
     """`value` as a float inside the range; refuses bools, non-numbers and NaN by name."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    value = plain(value)
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number:
         raise TypeError(f"{owner}.{name} must be a number, got {value!r}")
     inside = (low < value if open_low else low <= value) and value <= high
     if not inside:  # NaN is inside of nothing
@@ -59,8 +76,7 @@ def _number(owner: str, name: str, value: Any, low: float, high: float, *, open_
 
 
 def _integer(owner: str, name: str, value: Any, low: int, high: int | None = None) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{owner}.{name} must be an integer, got {value!r}")
+    value = as_integer(f"{owner}.{name}", value)
     if value < low or (high is not None and value > high):
         limit = f"at least {low}" if high is None else f"in {low}..{high}"
         raise ValueError(f"{owner}.{name} must be {limit}, got {value!r}")
@@ -73,15 +89,23 @@ def _flag(owner: str, name: str, value: Any) -> bool:
     return value
 
 
-def _token_ids(owner: str, name: str, value: Any, *, empty_ok: bool) -> tuple[int, ...] | None:
-    if value is None:
-        return None
+def _token_ids(owner: str, name: str, value: Any, *, if_empty: str | None = None) -> tuple[int, ...]:
+    """Ids in a tuple; `if_empty` is the way out of an empty list where that is refused."""
+    value = plain(value)
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise TypeError(f"{owner}.{name} must be a list of token ids, got {value!r}")
-    ids = tuple(_integer(owner, name, i, 0) for i in value)
-    if not ids and not empty_ok:
-        raise ValueError(f"{owner}.{name} must not be empty; leave it out to allow every token")
+    ids = tuple(_integer(owner, f"{name}[{place}]", i, 0) for place, i in enumerate(value))
+    if not ids and if_empty is not None:
+        raise ValueError(f"{owner}.{name} must not be empty; {if_empty}")
     return ids
+
+
+def _words_of_ids(owner: str, name: str, value: Any) -> tuple[tuple[int, ...], ...]:
+    value = plain(value)
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise TypeError(f"{owner}.{name} must be a list of lists of token ids, got {value!r}")
+    way_out = "leave that word out"
+    return tuple(_token_ids(owner, f"{name}[{place}]", w, if_empty=way_out) for place, w in enumerate(value))
 
 
 def _strings(owner: str, name: str, value: Any) -> tuple[str, ...]:
@@ -186,9 +210,9 @@ class SamplingParams(_NamesItsFields):
 
     def _check_numbers(self) -> None:
         own = self.OWNER
-        _integer(own, "n", self.n, 1, MAX_N)
+        self._set("n", _integer(own, "n", self.n, 1, MAX_N))
         self._set("temperature", _number(own, "temperature", self.temperature, 0.0, 1.7e308))
-        _integer(own, "top_k", self.top_k, -1)
+        self._set("top_k", _integer(own, "top_k", self.top_k, -1))
         self._set("top_p", _number(own, "top_p", self.top_p, 0.0, 1.0, open_low=True))
         self._set("min_p", _number(own, "min_p", self.min_p, 0.0, 1.0))
         self._set(
@@ -197,13 +221,13 @@ class SamplingParams(_NamesItsFields):
         for name in ("frequency_penalty", "presence_penalty"):
             self._set(name, _number(own, name, getattr(self, name), -2.0, 2.0))
         if self.seed is not None:
-            _integer(own, "seed", self.seed, SEED_MIN, SEED_MAX - 1)
+            self._set("seed", _integer(own, "seed", self.seed, SEED_MIN, SEED_MAX - 1))
         if self.max_tokens is not None:
-            _integer(own, "max_tokens", self.max_tokens, 1)
-        _integer(own, "min_tokens", self.min_tokens, 0)
+            self._set("max_tokens", _integer(own, "max_tokens", self.max_tokens, 1))
+        self._set("min_tokens", _integer(own, "min_tokens", self.min_tokens, 0))
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                _integer(own, name, getattr(self, name), -1)
+                self._set(name, _integer(own, name, getattr(self, name), -1))
         for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):
             _flag(own, name, getattr(self, name))
 
@@ -211,16 +235,16 @@ class SamplingParams(_NamesItsFields):
         own = self.OWNER
         self._set("stop", _strings(own, "stop", self.stop))
         self._set("bad_words", _strings(own, "bad_words", self.bad_words))
-        self._set("stop_token_ids", _token_ids(own, "stop_token_ids", self.stop_token_ids, empty_ok=True) or ())
-        self._set("allowed_token_ids", _token_ids(own, "allowed_token_ids", self.allowed_token_ids, empty_ok=False))
-        self._set("logprob_token_ids", _token_ids(own, "logprob_token_ids", self.logprob_token_ids, empty_ok=True))
-        words = self.bad_words_token_ids
-        if words is not None:
-            if isinstance(words, str | bytes) or not isinstance(words, Sequence):
-                raise TypeError(f"{own}.bad_words_token_ids must be a list of lists of token ids, got {words!r}")
-            self._set(
-                "bad_words_token_ids", tuple(_token_ids(own, "bad_words_token_ids", w, empty_ok=False) for w in words)
-            )
+        stop_ids = () if self.stop_token_ids is None else self.stop_token_ids
+        self._set("stop_token_ids", _token_ids(own, "stop_token_ids", stop_ids))
+        if self.allowed_token_ids is not None:
+            way_out = "leave it out to allow every token"
+            ids = _token_ids(own, "allowed_token_ids", self.allowed_token_ids, if_empty=way_out)
+            self._set("allowed_token_ids", ids)
+        if self.logprob_token_ids is not None:
+            self._set("logprob_token_ids", _token_ids(own, "logprob_token_ids", self.logprob_token_ids))
+        if self.bad_words_token_ids is not None:
+            self._set("bad_words_token_ids", _words_of_ids(own, "bad_words_token_ids", self.bad_words_token_ids))
 
     def _check_mappings(self) -> None:
         own = self.OWNER
@@ -229,7 +253,7 @@ class SamplingParams(_NamesItsFields):
                 raise TypeError(f"{own}.logit_bias must map token ids to numbers, got {self.logit_bias!r}")
             bias = self.logit_bias.items()
             checked = {
-                _integer(own, "logit_bias", k, 0): _number(own, f"logit_bias[{k}]", v, -100, 100) for k, v in bias
+                _integer(own, "logit_bias key", k, 0): _number(own, f"logit_bias[{k}]", v, -100, 100) for k, v in bias
             }
             self._set("logit_bias", checked)
         if self.stages is not None:

@@ -20,7 +20,7 @@ from framework import SamplingParams
     ],
 )
 def test_mapping_is_no_list(name, value):
-    with pytest.raises(TypeError, match=rf"SamplingParams\.{name} must be .*list"):
+    with pytest.raises(TypeError, match=rf"SamplingParams\.{name}(\[0\])? must be .*list"):
         SamplingParams(**{name: value})
 
 

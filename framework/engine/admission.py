@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from framework.errors import NotBuiltError, RequestError, did_you_mean
-from framework.request import PoolingParams, Request, SamplingParams
-from framework.rng import child_seed
+from framework.request import PoolingParams, Request, SamplingParams, as_integer, plain
+from framework.rng import MASK64, child_seed
 
 if TYPE_CHECKING:
     from framework.sampling.pipeline import SamplerPipeline
     from framework.tokenizer import Tokenizer
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "priority", "lora")
-_SEED_MASK = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +72,20 @@ class Admission:
                 made.append((self.prompt(prompt), self.params(p)))
                 self._check_length(*made[-1])
             except (ValueError, TypeError) as e:
-                raise type(e)(f"prompt {index}: {e}") from None
+                raise type(e)(f"{label(prompt, index)}: {e}") from None
         numbered = enumerate(zip(request_ids, made, strict=True), start=self._num_arrived)
         return [self._make(request_id, *pair, index) for index, (request_id, pair) in numbered]
 
     # ------------------------------------------------------------------------------------------------- prompts
 
     def prompt(self, prompt: Any) -> Prompt:
-        """`prompt` in any of its public forms: str, list of ids, or a dict with `prompt` or `prompt_token_ids`.
+        """`prompt` in any of its public forms: str, list or array of ids, a dict with `prompt` or `prompt_token_ids`.
 
         A `Prompt` is one whose text has been turned into ids already, as `chat` does without adding special tokens.
         """
         if isinstance(prompt, Prompt):
             return prompt
+        prompt = plain(prompt)
         keys = self._keys(prompt) if isinstance(prompt, Mapping) else {}
         given = [k for k in ("prompt", "prompt_token_ids") if k in keys]
         if isinstance(prompt, Mapping):
@@ -93,7 +93,7 @@ class Admission:
                 raise RequestError(
                     f"a prompt dict needs exactly one of prompt, prompt_token_ids; got {given or 'none'}"
                 )
-            prompt = keys[given[0]]
+            prompt = plain(keys[given[0]])
             wanted = str if given[0] == "prompt" else Sequence
             if not isinstance(prompt, wanted) or (wanted is Sequence and isinstance(prompt, str)):
                 raise TypeError(
@@ -126,8 +126,8 @@ class Admission:
             raise TypeError(f"a prompt must be a string, a list of token ids or a dict, got {type(ids).__name__}")
         ids, vocab = list(ids), self.limits.vocab_size
         for place, i in enumerate(ids):
-            if isinstance(i, bool) or not isinstance(i, int):
-                raise TypeError(f"prompt_token_ids[{place}] must be an integer, got {i!r}")
+            if type(i) is not int:
+                ids[place] = i = as_integer(f"prompt_token_ids[{place}]", i)
             if not 0 <= i < vocab:
                 raise RequestError(f"prompt_token_ids[{place}] is {i}, outside the vocabulary 0..{vocab - 1}")
         return ids
@@ -138,9 +138,8 @@ class Admission:
             raise RequestError(f"cache_salt must be a non-empty string, got {salt!r}")
         return salt
 
-    def _priority(self, priority: Any) -> int:
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise TypeError(f"priority must be an integer, got {priority!r}")
+    def _priority(self, given: Any) -> int:
+        priority = as_integer("priority", given)
         if priority and self.limits.policy != "priority":
             raise RequestError(
                 f"priority={priority} needs policy=priority, but policy={self.limits.policy}; "
@@ -206,18 +205,23 @@ class Admission:
     def _seed(self, seed: int | None, index: int) -> int:
         """The request's seed, or one of its own: of engine.seed and its arrival, else of the system."""
         if seed is not None:
-            return seed & _SEED_MASK
+            return seed & MASK64
         if self.limits.engine_seed is not None:
             # +1: child 0 would be engine.seed itself, the seed of everybody who passes that number.
-            return child_seed(self.limits.engine_seed & _SEED_MASK, index + 1)
+            return child_seed(self.limits.engine_seed & MASK64, index + 1)
         return int.from_bytes(os.urandom(8), "little")
+
+
+def label(prompt: Any, index: int) -> str:
+    """`prompt 3`, as errors call it; `conversation 3` for what `chat_prompt` has made."""
+    return f"{'conversation' if isinstance(prompt, Prompt) else 'prompt'} {index}"
 
 
 def chat_prompt(tokenizer: Tokenizer | None, messages: Any, **options: Any) -> Prompt:
     """A conversation as a prompt: rendered by the chat template, whose special tokens are the only ones it gets.
 
     options  of `Tokenizer.apply_chat_template`
-    Raises RequestError, TypeError for messages that are no list.
+    Raises RequestError, TypeError for messages of other types, NotBuiltError for content that is not text.
     """
     if tokenizer is None:
         raise RequestError("messages need a chat template, and the model has no tokenizer; use prompt_token_ids")
@@ -225,8 +229,27 @@ def chat_prompt(tokenizer: Tokenizer | None, messages: Any, **options: Any) -> P
         raise TypeError(f"messages must be a list of dicts with role and content, got {messages!r}")
     if not messages:
         raise RequestError("the list of messages is empty; give at least one message")
+    for index, message in enumerate(messages):
+        _check_message(f"messages[{index}]", message)
     text = tokenizer.apply_chat_template(messages, **options)
     return Prompt(tokenizer.encode(text, add_special_tokens=False), text)
+
+
+def _check_message(name: str, message: Any) -> None:
+    """Role and content are texts; other keys are for the template to read."""
+    if not isinstance(message, Mapping):
+        raise TypeError(f"{name} must be a dict with role and content, got {message!r}")
+    for key in ("role", "content"):
+        if key not in message:
+            raise RequestError(f"{name} has no {key}; write {{'role': 'user', 'content': 'text'}}")
+    role, content = message["role"], message["content"]
+    if not isinstance(role, str):
+        raise TypeError(f"{name}: role must be a string, got {role!r}")
+    if content is None or isinstance(content, list | tuple):
+        what = "content=None" if content is None else "content as a list of parts"
+        raise NotBuiltError(f"{name}: {what} is not built yet; write the content as one string")
+    if not isinstance(content, str):
+        raise TypeError(f"{name}: content must be a string, got {content!r}")
 
 
 def _refuse_unbuilt(params: SamplingParams) -> None:

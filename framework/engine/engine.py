@@ -10,6 +10,7 @@ import time
 from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from framework.engine.admission import label
 from framework.engine.output import OutputState
 from framework.errors import RequestError
 from framework.request import NewTokens, Request, RequestOutput, RequestStatus, SamplingParams
@@ -57,7 +58,7 @@ class Engine:
             try:
                 self._check(request, taken)
             except RequestError as e:
-                raise RequestError(f"prompt {index}: {e}") from None
+                raise RequestError(f"{label(prompts[index], index)}: {e}") from None
             taken.add(request.request_id)
         started: list[str] = []
         try:

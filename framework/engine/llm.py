@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from framework.engine.build import build_engine
 from framework.engine.interrupt import between_steps
 from framework.engine.progress import Progress
 from framework.errors import NotBuiltError, RequestError
-from framework.request import OutputKind, PoolingParams, RequestOutput, SamplingParams
+from framework.request import OutputKind, PoolingParams, RequestOutput, SamplingParams, plain
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -39,8 +39,10 @@ class LLM:
     ) -> None:
         if config is not None and (overrides or model is not None):
             raise ValueError("pass config alone, or model and overrides; a config already says both")
-        if isinstance(overrides, str):
-            raise TypeError(f"overrides must be a list of words, got the string {overrides!r}")
+        if isinstance(overrides, str) or not isinstance(overrides, Iterable):
+            raise TypeError(f"overrides must be a list of words, got {overrides!r}")
+        if not isinstance(config, Config | None):
+            raise TypeError(f"config must be a framework.config.Config, got {config!r}; words go into overrides")
         if config is None:
             config = compose(list(overrides))
         if model is not None:
@@ -60,7 +62,7 @@ class LLM:
         """Outputs in the order of the prompts.
 
         prompts          one prompt or a list: str, list of ids, or a dict with `prompt` or `prompt_token_ids`;
-                         a list of ints is one prompt
+                         a list of ints is one prompt, and so is an array or tensor of them with one dimension
         sampling_params  one for all, or one for each; None = the configured defaults
         use_tqdm         None shows a progress bar when stderr is a terminal
         All prompts are checked before any runs: an error names the index, and nothing has run.
@@ -80,16 +82,19 @@ class LLM:
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Like `generate`, of one conversation (a list of messages with `role` and `content`) or a list of them."""
+        """Like `generate`, of one conversation (a list of messages with `role` and `content`) or a list of them.
+
+        chat_template_kwargs  whatever else the template reads, such as {"enable_thinking": False}
+        """
         tokenizer, chats = self.engine.tokenizer, _chat_list(messages)
         params = _params_list(sampling_params, len(chats))
-        options = {**(chat_template_kwargs or {}), "add_generation_prompt": add_generation_prompt}
+        options = {**_template_options(chat_template_kwargs), "add_generation_prompt": add_generation_prompt}
         prompts = []
         for index, chat in enumerate(chats):
             try:
                 prompts.append(chat_prompt(tokenizer, chat, **options))
-            except (RequestError, TypeError) as e:
-                raise type(e)(f"prompt {index}: {e}") from None
+            except (RequestError, NotBuiltError, TypeError) as e:
+                raise type(e)(f"conversation {index}: {e}") from None
         return self._run(prompts, params, use_tqdm)
 
     def _run(
@@ -163,12 +168,13 @@ def _path_word(model: Any) -> str:
 
 
 def _prompt_list(prompts: Any) -> list[Any]:
-    """A list of prompts; one str, dict or list of ids is one prompt."""
+    """A list of prompts; one str, dict, or list or array of ids is one prompt."""
+    prompts = plain(prompts)
     if isinstance(prompts, str | bytes | Mapping):
         return [prompts]
     if not isinstance(prompts, Sequence):
         raise TypeError(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}")
-    is_one = bool(prompts) and all(isinstance(p, int) for p in prompts)
+    is_one = bool(prompts) and all(isinstance(plain(p), int) for p in prompts)
     return [list(prompts)] if is_one else list(prompts)
 
 
@@ -177,6 +183,18 @@ def _chat_list(messages: Any) -> list[Any]:
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise TypeError(f"messages must be a list of dicts with role and content, or a list of lists, got {messages!r}")
     return [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+
+
+def _template_options(given: Any) -> Mapping[str, Any]:
+    """`chat_template_kwargs`, without what `chat` has arguments of its own for."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise TypeError(f"chat_template_kwargs must map names to values, got {given!r}")
+    for name in ("messages", "add_generation_prompt"):
+        if name in given:
+            raise RequestError(f"chat_template_kwargs must not hold '{name}': pass it as chat({name}=...)")
+    return given
 
 
 def _params_list(params: Any, count: int) -> list[SamplingParams | None]:

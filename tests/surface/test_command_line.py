@@ -143,7 +143,7 @@ BAD_LINES = [
     ({"prompt": "\ud800"}, "not valid Unicode"),
     ({"messages": 5}, "messages must be a list of dicts with role and content, got 5"),
     ({"messages": []}, "the list of messages is empty"),
-    ({"messages": [{"content": "no role"}]}, "the chat template refuses these messages"),
+    ({"messages": [{"content": "no role"}]}, "messages[0] has no role"),
     ({"prompt": "w4", "id": None}, "id must be a string or an integer, got None"),
     ({"prompt": "w4", "id": ""}, "id must not be empty"),
     ({"prompt": "w4", "id": "\ud800"}, "surrogates not allowed"),

@@ -50,6 +50,20 @@ def test_model_path_may_stand_in_the_overrides_or_in_a_config(folders):
         LLM(path, config=config)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"config": 5}, r"config must be a framework\.config\.Config, got 5"),
+        ({"config": ["backend=cpu"]}, r"config must be .*; words go into overrides"),
+        ({"overrides": None}, "overrides must be a list of words, got None"),
+        ({"overrides": "backend=cpu"}, "overrides must be a list of words, got 'backend=cpu'"),
+    ],
+)
+def test_argument_of_a_wrong_type_is_named(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        LLM(**arguments)
+
+
 def test_pool_may_be_smaller_than_max_model_len(folders):
     with LLM(folders["chain"], overrides=[*SMALL, "kv_cache.num_blocks=3", "kv_cache.block_size=8"]) as llm:
         assert tokens(llm, [[4] * 10, [5] * 12]) == [[5, 6, 7], [6, 7, 8]]

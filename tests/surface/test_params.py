@@ -5,7 +5,9 @@ import logging
 import math
 import shutil
 
+import numpy as np
 import pytest
+import torch
 
 import framework
 from framework import LLM, SamplingParams, StructuredOutputsParams
@@ -97,6 +99,7 @@ def test_every_value_inside_the_range_is_taken(name, values):
         ("stop", 5, TypeError, "a string or a list of strings"),
         ("stop_token_ids", [-1], ValueError, "at least 0, got -1"),
         ("stop_token_ids", [True], TypeError, "an integer, got True"),
+        ("stop_token_ids", [5, "a"], TypeError, r"stop_token_ids\[1\] must be an integer, got 'a'"),
         ("stop_token_ids", 5, TypeError, "a list of token ids"),
         ("ignore_eos", 1, TypeError, "True or False, got 1"),
         ("detokenize", None, TypeError, "True or False, got None"),
@@ -104,10 +107,20 @@ def test_every_value_inside_the_range_is_taken(name, values):
         ("logprobs", True, TypeError, "an integer, got True"),
         ("prompt_logprobs", -2, ValueError, "at least -1"),
         ("logit_bias", {3: 101}, ValueError, r"logit_bias\[3\] must be in \[-100, 100\]"),
-        ("logit_bias", {"3": 1}, TypeError, "an integer, got '3'"),
+        ("logit_bias", {"3": 1}, TypeError, "logit_bias key must be an integer, got '3'"),
         ("logit_bias", [3], TypeError, "must map token ids to numbers"),
-        ("allowed_token_ids", [], ValueError, "must not be empty"),
-        ("bad_words_token_ids", [[]], ValueError, "must not be empty"),
+        ("allowed_token_ids", [], ValueError, "must not be empty; leave it out to allow every token"),
+        ("bad_words_token_ids", [[5], []], ValueError, r"ids\[1\] must not be empty; leave that word out"),
+        ("bad_words_token_ids", [None], TypeError, r"ids\[0\] must be a list of token ids, got None"),
+        ("bad_words_token_ids", [[5, "a"]], TypeError, r"ids\[0\]\[1\] must be an integer, got 'a'"),
+        ("seed", np.True_, TypeError, "an integer, got True"),
+        ("seed", torch.tensor(True), TypeError, "an integer, got True"),
+        ("seed", np.float32(1), TypeError, "an integer, got 1.0"),
+        ("seed", np.array([1]), TypeError, r"an integer, got \[1\]"),
+        ("temperature", np.True_, TypeError, "a number, got True"),
+        ("temperature", np.float32(math.nan), ValueError, "got nan"),
+        ("stop_token_ids", np.array([True]), TypeError, "an integer, got True"),
+        ("stop_token_ids", np.array([1.0]), TypeError, "an integer, got 1.0"),
         ("structured_outputs", {}, ValueError, "exactly one"),
         ("structured_outputs", {"regex": "a", "json": "{}"}, ValueError, "exactly one"),
         ("structured_outputs", {"regx": "a"}, TypeError, r"no parameter 'regx'. Did you mean 'regex'\?"),
@@ -121,6 +134,30 @@ def test_value_outside_is_refused_at_construction_with_field_value_and_range(nam
     with pytest.raises(kind, match=message) as caught:
         SamplingParams(**{name: value})
     assert name in str(caught.value) or name == "structured_outputs"
+
+
+NUMBERS = [("seed", -1), ("top_k", 7), ("max_tokens", 5), ("min_tokens", 2), ("n", 2), ("logprobs", 3)]
+
+
+@pytest.mark.parametrize(("name", "number"), NUMBERS)
+@pytest.mark.parametrize("kind", [np.int64, np.int16, torch.tensor])
+def test_integers_of_numpy_and_torch_are_taken_as_ints(kind, name, number):
+    value = getattr(SamplingParams(**{name: kind(number)}), name)
+    assert value == number and type(value) is int
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16, torch.tensor])
+def test_numbers_of_numpy_and_torch_are_taken_as_floats(kind):
+    params = SamplingParams(temperature=kind(0.5), logit_bias={np.int64(3): kind(0.25)})
+    assert (params.temperature, params.logit_bias) == (0.5, {3: 0.25})
+    assert type(params.temperature) is float and type(next(iter(params.logit_bias))) is int
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, lambda ids: [np.int64(i) for i in ids]])
+def test_token_ids_may_stand_in_an_array(kind):
+    params = SamplingParams(stop_token_ids=kind([4, 5]), bad_words_token_ids=[kind([4]), kind([5])])
+    assert (params.stop_token_ids, params.bad_words_token_ids) == ((4, 5), ((4,), (5,)))
+    assert all(type(i) is int for i in params.stop_token_ids)
 
 
 def test_unknown_name_is_refused_with_the_nearest():

@@ -1,6 +1,8 @@
 """Forms of prompts, and that all of them are checked before any runs."""
 
+import numpy as np
 import pytest
+import torch
 
 from framework import LLM, SamplingParams
 from framework.errors import NotBuiltError, RequestError
@@ -27,6 +29,18 @@ def ids(outputs):
 )
 def test_every_form_of_prompt_gives_a_list_in_input_order(chain, prompts, expected):
     assert ids(chain.generate(prompts, GREEDY, use_tqdm=False)) == expected
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor, lambda ids: [np.int64(i) for i in ids]])
+def test_array_of_ids_with_one_dimension_is_one_prompt(chain, make):
+    outputs = chain.generate([make([4, 5]), {"prompt_token_ids": make([6])}], GREEDY)
+    outputs += chain.generate(make([4, 5]), GREEDY)
+    assert ids(outputs) == [[6, 7, 8], [7, 8, 9], [6, 7, 8]]
+    assert all(type(i) is int for output in outputs for i in output.prompt_token_ids)
+
+
+def test_array_of_ids_with_two_dimensions_holds_a_prompt_a_row(chain):
+    assert ids(chain.generate(np.array([[4, 5], [5, 6]]), GREEDY)) == [[6, 7, 8], [7, 8, 9]]
 
 
 def test_text_gets_the_special_tokens_of_the_tokenizer_and_ids_get_none(chain):
@@ -63,6 +77,9 @@ def test_one_sampling_params_serves_all_and_a_list_serves_each(chain):
         ([4, 5.0], TypeError, r"prompt_token_ids\[1\] must be an integer, got 5.0"),
         ([True], TypeError, r"prompt_token_ids\[0\] must be an integer, got True"),
         ([4] * 64, ValueError, "the prompt has 64 tokens but engine.max_model_len is 64"),
+        (np.array([4.0]), TypeError, r"prompt_token_ids\[0\] must be an integer, got 4.0"),
+        (torch.tensor([True]), TypeError, r"prompt_token_ids\[0\] must be an integer, got True"),
+        (np.array([[4]]), TypeError, r"prompt_token_ids\[0\] must be an integer, got \[4\]"),
         (7, TypeError, "a prompt must be a string, a list of token ids or a dict, got int"),
         (None, TypeError, "got NoneType"),
         ({}, ValueError, "needs exactly one of prompt, prompt_token_ids; got none"),
@@ -101,10 +118,9 @@ def test_prompt_that_cannot_fit_in_the_pool_alone_is_refused_with_its_index(fold
     [
         ({"role": "user", "content": "w4"}, TypeError, "messages must be a list of dicts"),
         ("w4", TypeError, "messages must be a list of dicts"),
-        ([[{"role": "user", "content": "w4"}], "w4"], TypeError, "prompt 1: messages must be a list of dicts"),
-        ([[{"role": "user", "content": "w4"}], []], ValueError, "prompt 1: the list of messages is empty"),
-        ([[{"role": "user", "content": "w4"}], [{"content": "w4"}]], ValueError, "prompt 1: the chat template refuses"),
-        ([{"role": "user", "content": "w4 " * 70}], ValueError, "prompt 0: the prompt has 72 tokens"),
+        ([[{"role": "user", "content": "w4"}], "w4"], TypeError, "conversation 1: messages must be a list of dicts"),
+        ([[{"role": "user", "content": "w4"}], []], ValueError, "conversation 1: the list of messages is empty"),
+        ([{"role": "user", "content": "w4 " * 70}], ValueError, "conversation 0: the prompt has 72 tokens"),
     ],
 )
 def test_bad_conversation_names_its_index_and_nothing_has_run(chain, messages, kind, message):
@@ -112,6 +128,47 @@ def test_bad_conversation_names_its_index_and_nothing_has_run(chain, messages, k
     with pytest.raises(kind, match=message):
         chain.chat(messages, GREEDY)
     assert chain.engine.stats() == before
+
+
+FINE = {"role": "user", "content": "w4"}
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "text"),
+    [
+        (5, TypeError, "must be a dict with role and content, got 5"),
+        ({"content": "w4"}, RequestError, "has no role; write {'role': 'user', 'content': 'text'}"),
+        ({"role": "user"}, RequestError, "has no content; write {'role': 'user', 'content': 'text'}"),
+        ({"role": None, "content": "w4"}, TypeError, ": role must be a string, got None"),
+        ({"role": "user", "content": 5}, TypeError, ": content must be a string, got 5"),
+        ({"role": "user", "content": None}, NotBuiltError, ": content=None is not built yet"),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "w4"}]},
+            NotBuiltError,
+            ": content as a list of parts is not built yet; write the content as one string",
+        ),
+    ],
+)
+def test_bad_message_is_refused_by_its_place_before_a_template_sees_it(chain, message, kind, text):
+    for messages, index in (([FINE, message], 0), ([[FINE], [FINE, message]], 1)):
+        with pytest.raises(kind) as caught:
+            chain.chat(messages, GREEDY)
+        assert str(caught.value).startswith(f"conversation {index}: messages[1]")
+        assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"add_generation_prompt": False}, ValueError, r"not hold 'add_generation_prompt': pass it as chat\(add_gen"),
+        ({"messages": []}, ValueError, r"not hold 'messages': pass it as chat\(messages="),
+        ("enable_thinking", TypeError, "chat_template_kwargs must map names to values, got 'enable_thinking'"),
+        ({5: True}, TypeError, r"chat_template_kwargs must map names to values, got {5: True}"),
+    ],
+)
+def test_chat_template_kwargs_hold_names_that_the_template_alone_reads(chain, options, kind, message):
+    with pytest.raises(kind, match=message):
+        chain.chat([FINE], GREEDY, chat_template_kwargs=options)
 
 
 @pytest.mark.parametrize(("prompts", "params", "message"), [
@@ -143,7 +200,7 @@ def test_folder_without_a_tokenizer_serves_token_ids_without_text(bare, params):
     [
         (lambda llm: llm.generate("w4", GREEDY), "prompt 0: the model has no tokenizer.*prompt_token_ids"),
         (lambda llm: llm.generate([4], SamplingParams(detokenize=True)), "detokenize=True needs a tokenizer"),
-        (lambda llm: llm.chat([{"role": "user", "content": "a"}], GREEDY), "prompt 0: messages need a chat template"),
+        (lambda llm: llm.chat([{"role": "user", "content": "a"}], GREEDY), "conversation 0: messages need a chat"),
     ],
 )
 def test_folder_without_a_tokenizer_refuses_what_needs_one(bare, call, message):
