@@ -6,9 +6,10 @@ line go to stderr. Requests reach the engine through the same doors as everybody
 
 from __future__ import annotations
 
+import codecs
 import json
+import math
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from framework.errors import ConfigError, NotBuiltError
-from framework.request import OutputKind, RequestOutput, SamplingParams
+from framework.request import CompletionOutput, OutputKind, RequestOutput, SamplingParams
 from framework.runs.output_file import OutputFile, refuse_same_file
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ DEFAULT_PROMPTS = (
 )
 DEFAULT_MAX_TOKENS = 64
 """Of the default prompts, unless `sampler.max_tokens` says another number."""
+NO_LINE_RAN = "prompts_file: every line was refused, so nothing ran. Correct the lines that are named above"
 _LINE_KEYS = ("prompt", "prompt_token_ids", "messages", "id")
 
 
@@ -71,8 +73,6 @@ def run(config: Config, args: RunArgs) -> dict[str, float]:
         from framework.engine.llm import LLM
 
         llm = stack.enter_context(LLM(config=config))
-        if sink is not None:
-            sink.begin()
         return _Generation(llm.engine, sink, streams=sink is None and args.prompt is not None).run(jobs)
 
 
@@ -83,6 +83,8 @@ def _refuse(args: RunArgs) -> None:
         raise NotBuiltError("system belongs to run=chat, which is not built yet; put messages into prompts_file")
     if args.target is not None:
         raise ConfigError(f"target={args.target} means nothing to run=generate; leave it out")
+    if args.output == "":
+        raise ConfigError("output= is empty; name a file, or leave it out to print the texts")
     if args.prompts_file is not None and args.output:
         refuse_same_file(args.prompts_file, args.output)
 
@@ -92,34 +94,46 @@ def _refuse(args: RunArgs) -> None:
 
 def _read_jobs(args: RunArgs) -> list[Job]:
     if args.prompts_file is not None:
-        return list(_read_file(args.prompts_file))
+        return _read_file(args.prompts_file)
     if args.prompt is not None:
         return [Job(0, args.prompt)]
     return [Job(i, prompt, {}, DEFAULT_MAX_TOKENS) for i, prompt in enumerate(DEFAULT_PROMPTS)]
 
 
-def _read_file(path: str) -> Iterator[Job]:
-    """Jobs of a JSON-lines file; a bad line is reported with its number, and the rest runs."""
+def _read_file(path: str) -> list[Job]:
+    """Jobs of a JSON-lines file; a bad line is reported with its number, and the rest runs.
+
+    ConfigError when every line is bad; a file without lines has no jobs.
+    """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(
-            f"prompts_file={path}: {getattr(e, 'strerror', None) or e}; name a UTF-8 JSON-lines file"
-        ) from None
-    seen: set[str] = set()
-    for number, line in enumerate(text.split("\n"), start=1):
+        lines = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
+    except OSError as e:
+        raise ConfigError(f"prompts_file={path}: {e.strerror}; name a UTF-8 JSON-lines file") from None
+    jobs, seen, num_bad = [], set[str](), 0
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            job = _job(json.loads(line), number - 1)
+            job = _job(json.loads(_decoded(line)), number - 1)
             if job.given_id is not None and str(job.given_id) in seen:
                 raise ValueError(f"id '{job.given_id}' stands in an earlier line as well")
         except (ValueError, TypeError) as e:
             _report(number, e)
+            num_bad += 1
             continue
         if job.given_id is not None:
             seen.add(str(job.given_id))
-        yield job
+        jobs.append(job)
+    if num_bad and not jobs:
+        raise ConfigError(NO_LINE_RAN)
+    return jobs
+
+
+def _decoded(line: bytes) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise ValueError(f"is not UTF-8: byte 0x{line[e.start]:02x} at {e.start}") from None
 
 
 def _report(number: int, error: Exception) -> None:
@@ -166,6 +180,10 @@ class _Generation:
         start = perf_counter()
         for job in jobs:
             self._admit(job)
+        if jobs and not self._jobs:
+            raise ConfigError(NO_LINE_RAN)
+        if self._sink is not None:
+            self._sink.begin()
         show = sys.stderr.isatty() and not self._streams
         with Progress(len(self._jobs), self._engine, show) as progress:
             try:
@@ -233,6 +251,7 @@ class _Generation:
             "token_ids": completion.token_ids,
             "finish_reason": completion.finish_reason,
             "metrics": asdict(output.metrics),
+            **_logprobs(completion),
         }
         if output.error is not None:
             line["error"] = output.error
@@ -275,6 +294,18 @@ class _Generation:
             file=sys.stderr,
         )
         return figures
+
+
+def _logprobs(completion: CompletionOutput) -> dict[str, Any]:
+    """Of a request that asked for them: {token id: logprob} of each token, and their sum; null stands for -inf."""
+    if completion.logprobs is None:
+        return {}
+    entries = [{i: _finite(one.logprob) for i, one in entry.items()} for entry in completion.logprobs]
+    return {"logprobs": entries, "cumulative_logprob": _finite(completion.cumulative_logprob)}
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _mean(values: list[float]) -> float:

@@ -1,6 +1,7 @@
 """`python -m framework` from outside: texts byte for byte, streams, files of prompts, errors of one line."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -184,6 +185,51 @@ def test_file_of_prompts_may_begin_with_a_byte_order_mark(typed, tmp_path):
     assert typed("prompts_file=in.jsonl", *GREEDY)[:2] == (0, "w4w5 w6 w7\n\n")
 
 
+def test_line_that_is_no_utf8_is_reported_with_its_number_and_the_rest_runs(typed, tmp_path):
+    (tmp_path / "in.jsonl").write_bytes(b'{"prompt": "w4"}\n{"prompt": "w4\xff"}\n{"prompt": "w6"}\n')
+    code, out, err = typed("prompts_file=in.jsonl", *GREEDY)
+    assert (code, out) == (0, "w4w5 w6 w7\n\nw6w7 w8 w9\n\n")
+    assert "prompts_file line 2: is not UTF-8: byte 0xff at 14\n" in err
+
+
+@pytest.mark.parametrize("line", [b"{not json\n", b'{"prompt": ""}\n', b'\xff\xfe{\0"\0\n'])
+def test_file_whose_every_line_is_refused_is_an_error_and_output_stays(typed, tmp_path, line):
+    (tmp_path / "in.jsonl").write_bytes(line * 2)
+    (tmp_path / "out.jsonl").write_text("earlier\n")
+    code, out, err = typed("prompts_file=in.jsonl", "output=out.jsonl", *GREEDY)
+    assert (code, out) == (2, "")
+    assert err.count("prompts_file line ") == 2
+    assert err.splitlines()[-1].startswith("error: prompts_file: every line was refused, so nothing ran.")
+    assert (tmp_path / "out.jsonl").read_text() == "earlier\n"
+
+
+def test_file_without_lines_runs_nothing_and_is_no_error(typed, tmp_path):
+    (tmp_path / "in.jsonl").write_text("\n")
+    code, out, _ = typed("prompts_file=in.jsonl", "output=out.jsonl")
+    assert (code, out, lines_of(tmp_path / "out.jsonl")) == (0, "", [])
+
+
+def test_logprobs_stand_in_the_output_of_the_lines_that_ask_for_them(typed, tmp_path):
+    words = write(tmp_path / "in.jsonl", {"prompt": "w4", "logprobs": 0}, {"prompt": "w6"}, {"prompt": "w8"})
+    assert typed(words, "output=out.jsonl", *GREEDY)[0] == 0
+    asked, *others = lines_of(tmp_path / "out.jsonl")
+    best = 8 - math.log(math.exp(8) + 23)  # of the chain: one logit of 8 and 23 of 0
+    assert [list(entry) for entry in asked["logprobs"]] == [["5"], ["6"], ["7"]]
+    assert [entry[i] for entry, i in zip(asked["logprobs"], "567", strict=True)] == pytest.approx([best] * 3, abs=1e-5)
+    assert asked["cumulative_logprob"] == pytest.approx(3 * best, abs=1e-5)
+    assert all(not {"logprobs", "cumulative_logprob"} & set(line) for line in others)
+    assert typed(words, "output=out.jsonl", *GREEDY, "sampler.logprobs=2")[0] == 0
+    assert [len(line["logprobs"][0]) for line in lines_of(tmp_path / "out.jsonl")] == [1, 2, 2]
+
+
+def test_logprob_of_a_masked_token_is_null(typed, tmp_path, monkeypatch):
+    from framework.request import Logprob
+
+    monkeypatch.setattr("framework.request.TokenLogprobs._entry", lambda *_: {4: Logprob(-math.inf, 1)})
+    assert typed("prompt=w4", "output=out.jsonl", *GREEDY, "sampler.logprobs=1")[0] == 0
+    assert lines_of(tmp_path / "out.jsonl")[0]["logprobs"] == [{"4": None}] * 3
+
+
 @pytest.mark.parametrize("kind", ["delta", "cumulative"])
 def test_file_of_prompts_gives_whole_texts_whatever_the_output_kind(typed, tmp_path, kind):
     words = write(tmp_path / "in.jsonl", {"prompt": "w4"}, {"prompt": "w6", "output_kind": kind})
@@ -250,6 +296,7 @@ def test_folder_without_a_tokenizer_serves_a_file_of_token_ids(typed, tmp_path):
         (["prompts_file=nowhere.jsonl"], "prompts_file=nowhere.jsonl: No such file"),
         (["output=no/such/folder/o"], "output=no/such/folder/o: No such file"),
         (["prompt="], "the prompt is empty"),
+        (["prompt=w4", "output="], "output= is empty; name a file"),
         (["prompt=w4", "sampler=greedy", "sampler.temperature=0.5"], "sampler=greedy"),
         (["prompt=w4", "model.path=/nowhere/at/all"], "model.path=/nowhere/at/all"),
         (["prompt=w4", "engine.max_model_len=999"], "engine.max_model_len=999 is more than the 256 positions"),
