@@ -6,6 +6,7 @@ run. A user's error is one line on stderr and exit code 2. Nothing else in the p
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -31,6 +32,7 @@ FLAGS_ALONE = {
     "--shell-completion": "-sc",
 }  # fmt: skip
 MODES = ("--run", "--multirun", "--cfg", "--info", "--shell-completion")
+CFG_PARTS = ("job", "hydra", "all")
 INFO_TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 TRACE_SWITCH = "HYDRA_FULL_ERROR"
 BROKEN_PIPE_EXIT = 141  # what a shell shows for a program that SIGPIPE ended
@@ -42,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs one command line. Ends with SystemExit: 2 for a user's error, 1 when a job of a sweep
     failed, 130 for Ctrl-C, 143 for SIGTERM, 141 when nobody reads the output any more."""
     wants_trace = os.environ.get(TRACE_SWITCH) == "1"
+    _escape_what_stdout_cannot_show()
     try:
         flags, words = split_flags(sys.argv[1:] if argv is None else argv)
         if "--help" in flags:
@@ -84,6 +87,10 @@ def split_flags(argv: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
             flags[flag] = value if equals else rest.pop(0)
         else:
             raise ConfigError(f"{name} needs a value")
+    for flag, choices in (("--cfg", CFG_PARTS), ("--info", INFO_TOPICS)):
+        if flags.get(flag, choices[0]) not in choices:
+            near = did_you_mean(str(flags[flag]), choices)
+            raise ConfigError(f"{flag}={flags[flag]}: there is no such choice.{near} Choices: {', '.join(choices)}")
     modes = [flag for flag in MODES if flag in flags]
     if len(modes) > 1:
         raise ConfigError(f"{' and '.join(modes)} exclude each other. Leave one out")
@@ -235,6 +242,12 @@ def _restore_trace_switch() -> bool:
     if typed is not None:
         os.environ[TRACE_SWITCH] = typed
     return os.environ.get(TRACE_SWITCH) == "1"
+
+
+def _escape_what_stdout_cannot_show() -> None:
+    """Where the locale or PYTHONIOENCODING gives stdout a small alphabet, other characters appear as \\uXXXX."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _end_unread() -> NoReturn:

@@ -6,6 +6,7 @@ composing works inside somebody else's Hydra program, in threads, and any number
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,6 +48,7 @@ NODES = ("model", "engine", "kv_cache", "scheduler", "sampler", *COMPONENT_GROUP
 KIND_OF_GROUP = {"spec_decode": "drafter"}
 UNBOUND = {"auto", "none"}
 """Names that stand for no component: the builder chooses one, or there is none."""
+STAGES = "sampler.stages."
 PLACE_KEYS = ("order", "before", "after")
 PARAMS = tuple(f.name for f in fields(SamplingParams) if f.name != "stages")  # sampler.stages is the pipeline itself
 
@@ -100,12 +102,34 @@ def one_line(error: BaseException) -> str:
     key = getattr(error, "full_key", None) or getattr(cause, "full_key", None)
     line = text.splitlines()[0] if text else type(error).__name__
     if isinstance(error, OverrideParseException):
-        if line.startswith("Lexer"):  # the name of an exception of Hydra's parser, and nothing else
-            line = (
-                "cannot be read. A key is names joined by dots, as in engine.seed=3; quote a value with special signs"
-            )
-        return f"{error.override}: {line}"
+        return _unreadable(error.override.lstrip("+"), line)
+    if several := re.fullmatch(r"Ambiguous value for argument '\+*(.*)'", line):
+        key, _, value = several[1].partition("=")
+        return (
+            f"{several[1]}: several values for one key. Add --multirun to the command line to run each of them,"
+            f" write {key}=[{value}] for a list, or {key}=\"'{value}'\" for a text"
+        )
+    if absent := re.fullmatch(r"Could not delete from config. '(.*)' does not exist.", line):
+        return _nothing_to_delete(absent[1])
     return f"{key}: {line}" if key and key not in line else line
+
+
+def _unreadable(word: str, line: str) -> str:
+    """What is said of a word that Hydra's grammar does not know; `line` is Hydra's own sentence."""
+    key, _, value = word.partition("=")
+    if any(value.count(quote) % 2 for quote in "'\""):
+        return f"{word}: a quote is not closed. Close it, or write {key}=\"'TEXT'\" for a text"
+    if line.startswith("Lexer"):  # the name of an exception of Hydra's parser, and nothing else
+        line = "cannot be read. A key is names joined by dots, as in engine.seed=3; quote a value with special signs"
+    return f"{word}: {line}"
+
+
+def _nothing_to_delete(key: str) -> str:
+    stage = key.removeprefix(STAGES)
+    if stage != key and "." not in stage:
+        known = set(group_options(conf_roots()).get("sampler/stage", {})) - {stage}
+        return f"{key}: this pipeline has no stage '{stage}' to remove.{did_you_mean(stage, known)} Leave the word out"
+    return f"~{key}: there is no value to delete. Write {key}=null to leave it unset"
 
 
 # ------------------------------------------------------------------------------------------------------ nodes

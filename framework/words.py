@@ -21,6 +21,7 @@ from framework.promised import refuse_key, refuse_option
 TEXT_KEYS = ("prompt", "system", "prompts_file", "output", "target")
 """Keys whose value is text: never parsed, never swept, delivered byte for byte."""
 NOT_A_LIST_OF_OPTIONS = re.compile(r"[\[\](){}$]")
+REMOVED_STAGE = re.compile(r"sampler\.stages\.[^.]+")
 Roots = Sequence[tuple[str, Path]]
 
 
@@ -107,6 +108,8 @@ def _rewritten(word: str, vocabulary: Vocabulary) -> str:
     if group in vocabulary.options:
         _check_options(group, value, vocabulary)
         return f"{key}={value}" if group in vocabulary.single else f"+{key}={value}"
+    if value == "null" and REMOVED_STAGE.fullmatch(key):
+        return f"~{key}"  # the deletion, unlike a null, is refused where there is no such stage
     if "/" in group or top not in vocabulary.keys:
         raise _unknown(group if "/" in group else top, word, vocabulary)
     return (

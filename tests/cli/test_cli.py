@@ -59,7 +59,9 @@ def test_version_names_the_plugin_api(framework):
         (["--cfgg"], "error: --cfgg: there is no such flag. Did you mean '--cfg'?"),
         (["plugins", "+engine.sed=1"], "error: engine.sed: there is no such key. Did you mean 'seed'?"),
         (["--cfg", "job", "engine.seed=x"], "error: engine.seed: Value 'x' of type 'str'"),
-        (["plugins", "engine.seed=[1"], "error: ++engine.seed=[1: "),
+        (["plugins", "engine.seed=[1"], "error: engine.seed=[1: "),
+        (["plugins", "sampler.seed=1,2"], "error: sampler.seed=1,2: several values for one key. Add --multirun"),
+        (["--cfg", "xx"], "error: --cfg=xx: there is no such choice. Choices: job, hydra, all\n"),
         (["plugins", "--config-dir", "nowhere"], "error: --config-dir=nowhere: there is no such folder\n"),
     ],
 )
@@ -68,6 +70,11 @@ def test_users_error_is_one_line_and_exit_code_2(framework, words, error):
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith(error)
     assert result.stderr.count("\n") == 1
+
+
+def test_character_that_stdout_cannot_show_is_escaped(framework):
+    result = framework("--cfg", "job", "--package", "prompt", "prompt=é漢", PYTHONIOENCODING="ascii")
+    assert (result.returncode, result.stdout.strip(), result.stderr) == (0, r"\xe9\u6f22", "")
 
 
 def test_trace_is_shown_on_request(framework):
@@ -159,6 +166,8 @@ def test_flags_stand_anywhere_and_keep_their_values():
         (["-m", "--cfg", "job"], "--multirun and --cfg exclude each other"),
         (["--config-name"], "--config-name needs a value"),
         (["--resolve"], "--resolve belongs to --cfg"),
+        (["-c", "jbo"], r"--cfg=jbo: there is no such choice\. Did you mean 'job'\? Choices: job, hydra, all"),
+        (["--info=plugin"], r"--info=plugin: there is no such choice\. Did you mean 'plugins'\?"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused(argv, message):

@@ -95,7 +95,26 @@ def test_stage_is_moved_by_its_order():
         ("sampler.stage.name=lost", r"stage 'lost' lacks the line .* Begin it with: # @package sampler\.stages\.lost"),
         ("sampler.stage.top_k.order=3", r"sampler\.stage: there is no such key\. Did you mean 'stages'\?"),
         ("kv_cache=3", r"kv_cache: must be a mapping"),
-        ("policy=fcfs,priority", "Ambiguous value for argument 'policy=fcfs,priority'"),
+        ("policy=fcfs,priority", r"^policy=fcfs,priority: several values for one key\. Add --multirun"),
+        (
+            "sampler.seed=1,2",
+            r"^sampler\.seed=1,2: several .* write sampler\.seed=\[1,2\] for a list, or sampler\.seed=\"'1,2'\" for a",
+        ),
+        ("sampler.temperature='", r"^sampler\.temperature=': a quote is not closed\. Close it, or write"),
+        ("sampler.stop=it's", r"^sampler\.stop=it's: a quote is not closed\. .* write sampler\.stop=\"'TEXT'\" for a"),
+        (
+            "~sampler.top_p",
+            r"^~sampler\.top_p: there is no value to delete\. Write sampler\.top_p=null to leave it unset",
+        ),
+        (
+            "sampler.stages.min_q=null",
+            r"^sampler\.stages\.min_q: .* has no stage 'min_q' to remove\. Did you mean 'min_p'\?",
+        ),
+        (
+            "~sampler.stages.min_q",
+            r"^sampler\.stages\.min_q: .* has no stage 'min_q' to remove\. Did you mean 'min_p'\?",
+        ),
+        ("sampler.stages.greedy=null", r"^sampler\.stages\.greedy: .* has no stage 'greedy' to remove\. Leave"),
     ],
 )
 def test_wrong_key_or_value_is_refused_in_one_line(word, message):
