@@ -29,11 +29,14 @@ NUM_ROWS = 9
 
 @dataclass(frozen=True)
 class StageCase:
-    """wanting: parameters that use the stage, at least two different ones; plain: parameters that do not."""
+    """wanting: parameters that use the stage, at least two different ones; plain: parameters that do not.
+
+    Among the plain ones is a greedy request by default: nothing is drawn for it, whatever else it asks for.
+    """
 
     target: Any
     wanting: tuple[SamplingParams, ...]
-    plain: SamplingParams = field(default_factory=SamplingParams)
+    plain: tuple[SamplingParams, ...] = (SamplingParams(), SamplingParams(temperature=0))
     options: Any = field(default_factory=dict)
 
     @property
@@ -139,8 +142,8 @@ def _filled(case: StageCase) -> tuple[_Bench, list[int], list[int]]:
     wanting, plain = [1, 3, 4, 6, 8], [2, 5, 7]
     for place, row in enumerate(wanting):
         bench.add(row, case.wanting[place % len(case.wanting)])
-    for row in plain:
-        bench.add(row, case.plain)
+    for place, row in enumerate(plain):
+        bench.add(row, case.plain[place % len(case.plain)])
     return bench, wanting, plain
 
 
@@ -162,13 +165,14 @@ def check_wants_and_validate(case: StageCase) -> None:
             f"{case.name}: StageSpec.extra_args lacks {sorted(undeclared)}, so admission refuses them"
         )
     if case.target.spec.kind != "select":
-        assert not stage.wants(case.plain), f"{case.name}: wants {case.plain}, so every request pays for it"
+        for params in case.plain:
+            assert not stage.wants(params), f"{case.name}: wants {params}, so every request pays for it"
 
 
 def check_reused_row_keeps_nothing(case: StageCase) -> None:
     """A row that served one request gives the next one exactly what a fresh row gives."""
     logits, rows = _logits(1), make_rows([1])
-    for after in (*case.wanting, case.plain):
+    for after in (*case.wanting, *case.plain):
         fresh, used = _Bench(case), _Bench(case)
         for before in case.wanting:
             used.add(1, before)
@@ -289,7 +293,8 @@ def check_unused_stage_costs_nothing(case: StageCase) -> None:
     ours = Deployed(bench.spec.name, bench.spec, counted, bench.ctx, 1)
     pipeline = SamplerPipeline("check", (ours, Deployed("any", _AnyToken.spec, _AnyToken({}, ctx), ctx, 2)))
     for row in (1, 2):
-        pipeline.add_request(row, case.plain, new_request(row, case.plain))
+        params = case.plain[row % len(case.plain)]
+        pipeline.add_request(row, params, new_request(row, params))
     for wanted in (False, True):  # the second round shows that the count is not blind
         counted.calls.clear()
         rows = make_rows([1, 2])

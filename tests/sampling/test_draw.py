@@ -170,6 +170,15 @@ def test_a_low_temperature_leaves_the_noise_its_precision():
     assert abs(float(share) - 0.5) < 0.04
 
 
+def test_a_low_temperature_leaves_equal_tokens_of_a_group_their_frequencies():
+    row = torch.full((256,), 9.9e4)
+    row[[5, 9, 77, 200]] = 1e5
+    scaled = row * (1 / torch.tensor(1e-4))  # where float32 counts in steps of 64
+    ids = repeated(scaled, 4000)
+    assert p_value(ids, (row - 1e5).mul(1e4).softmax(-1)) > 1e-4
+    assert set(ids.tolist()) == {5, 9, 77, 200}
+
+
 @pytest.mark.parametrize("value", [float("-inf"), float("nan"), float("inf")])
 def test_a_row_without_a_distribution_gives_an_id_in_range(value):
     logits = random_logits(3, 300)

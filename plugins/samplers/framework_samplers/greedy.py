@@ -12,7 +12,6 @@ from framework.interfaces import Capabilities, StageContext, StageSpec
 from framework.request import GREEDY_TEMPERATURE, SamplingParams
 from framework.sampling.groups import best
 from framework.sampling.interval import inside
-from framework_samplers.extra_args import refuse_extra_args
 
 
 class Greedy:
@@ -37,7 +36,6 @@ class Greedy:
         return True
 
     def validate(self, params: SamplingParams) -> None:
-        refuse_extra_args(self.spec.name, params)
         if "temperature" in params.named and not params.is_greedy:
             raise ValueError(
                 f"always takes the best token, so temperature={params.temperature:g} would be ignored; leave it"

@@ -11,7 +11,6 @@ from framework.batch import NewRequest, Rows
 from framework.interfaces import Capabilities, StageContext, StageSpec
 from framework.request import SamplingParams
 from framework.sampling.draw import draw
-from framework_samplers.extra_args import refuse_extra_args
 
 
 class Gumbel:
@@ -33,7 +32,7 @@ class Gumbel:
         return not params.is_greedy
 
     def validate(self, params: SamplingParams) -> None:
-        refuse_extra_args(self.spec.name, params)
+        """SamplingParams has checked its own fields, and there are no others to read."""
 
     def add_request(self, req_idx: int, params: SamplingParams, request: NewRequest) -> None:
         """A row keeps nothing of its own."""

@@ -13,7 +13,6 @@ from framework.batch import Field, NewRequest, Rows
 from framework.interfaces import Capabilities, StageContext, StageSpec
 from framework.request import SamplingParams
 from framework.sampling.interval import at_most
-from framework_samplers.extra_args import refuse_extra_args
 
 
 class MinP:
@@ -39,7 +38,7 @@ class MinP:
         return params.min_p > 0
 
     def validate(self, params: SamplingParams) -> None:
-        refuse_extra_args(self.spec.name, params)
+        """SamplingParams has checked its own fields, and there are no others to read."""
 
     def add_request(self, req_idx: int, params: SamplingParams, request: NewRequest) -> None:
         self._log_min_p.np[req_idx] = math.log(params.min_p) if params.min_p > 0 else -math.inf

@@ -11,7 +11,6 @@ from torch import Tensor
 from framework.batch import Field, NewRequest, Rows
 from framework.interfaces import Capabilities, StageContext, StageSpec
 from framework.request import SamplingParams
-from framework_samplers.extra_args import refuse_extra_args
 
 HIGHEST = np.float32(8e37)  # its reciprocal is still a normal number: 0 would turn a masked -inf into NaN
 
@@ -36,11 +35,10 @@ class Temperature:
         return params.temperature != 1.0 and not params.is_greedy
 
     def validate(self, params: SamplingParams) -> None:
-        refuse_extra_args(self.spec.name, params)
+        """SamplingParams has checked its own fields, and there are no others to read."""
 
     def add_request(self, req_idx: int, params: SamplingParams, request: NewRequest) -> None:
-        inverse = 1.0 if params.is_greedy else np.float32(1.0) / min(np.float32(min(params.temperature, 1e38)), HIGHEST)
-        self._inverse.np[req_idx] = inverse
+        self._inverse.np[req_idx] = np.float32(1.0) / min(np.float32(min(params.temperature, 1e38)), HIGHEST)
 
     def apply(self, logits: Tensor, rows: Rows) -> None:
         logits.mul_(self._inverse.dev[rows.req_idx].unsqueeze(1))

@@ -13,7 +13,6 @@ from framework.interfaces import Capabilities, StageContext, StageSpec
 from framework.request import SamplingParams
 from framework.sampling.groups import largest
 from framework.sampling.interval import at_most
-from framework_samplers.extra_args import refuse_extra_args
 
 
 class TopK:
@@ -40,7 +39,7 @@ class TopK:
         return self._limit(params) > 0
 
     def validate(self, params: SamplingParams) -> None:
-        refuse_extra_args(self.spec.name, params)
+        """SamplingParams has checked its own fields, and there are no others to read."""
 
     def add_request(self, req_idx: int, params: SamplingParams, request: NewRequest) -> None:
         self._k.np[req_idx] = self._limit(params)

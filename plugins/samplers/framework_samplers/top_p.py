@@ -16,7 +16,6 @@ from framework.interfaces import Capabilities, StageContext, StageSpec
 from framework.request import SamplingParams
 from framework.sampling.groups import kept_mass, largest
 from framework.sampling.interval import at_most, drop_below
-from framework_samplers.extra_args import refuse_extra_args
 
 FIRST_CANDIDATES = (64, 1024)
 """How many best tokens to look at before a row is sorted whole: peaked rows stop at the first."""
@@ -48,7 +47,7 @@ class TopP:
         return params.top_p < 1
 
     def validate(self, params: SamplingParams) -> None:
-        refuse_extra_args(self.spec.name, params)
+        """SamplingParams has checked its own fields, and there are no others to read."""
 
     def add_request(self, req_idx: int, params: SamplingParams, request: NewRequest) -> None:
         self._top_p.np[req_idx] = params.top_p
