@@ -231,7 +231,7 @@ class LogprobsColumns:
     rank: NDArray[np.int32]
     top_ids: NDArray[np.int32]
     top_logprobs: NDArray[np.float32]
-    top_ranks: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 0), np.int32))
+    top_ranks: NDArray[np.int32]
 
 
 @dataclass(slots=True)

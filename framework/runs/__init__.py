@@ -20,5 +20,4 @@ class RunArgs:
     prompts_file: str | None = None
     output: str | None = None
     target: str | None = None
-    trace: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -31,7 +31,10 @@ def component_lines(found: Registry, config: Config) -> list[str]:
 
 
 def active_components(found: Registry, config: Config) -> set[tuple[str, str]]:
-    """(kind, name) of what this config would build; a model and a loader left at `auto` depend on the checkpoint."""
+    """(kind, name) of what this config would build; a model and a loader left at `auto` depend on the checkpoint.
+
+    Observers are chosen by being installed: an engine builds each one that is announced.
+    """
     chosen = {
         "policy": config.policy.name,
         "scheduler": config.scheduler.name,
@@ -44,7 +47,9 @@ def active_components(found: Registry, config: Config) -> set[tuple[str, str]]:
     for kind in ("backend", "attention"):
         if chosen[kind] == "auto":
             chosen[kind] = found.auto(kind).name
-    return {*chosen.items(), *(("stage", stage.name) for stage in config.sampler.stages), ("run", "plugins")}
+    stages = (("stage", stage.name) for stage in config.sampler.stages)
+    observers = (("observer", spec.name) for spec in found.specs("observer"))
+    return {*chosen.items(), *stages, *observers, ("run", "plugins")}
 
 
 def failure_lines(found: Registry) -> list[str]:

@@ -6,7 +6,9 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+from framework.config import ComponentConfig, Config
 from framework.plugins import ComponentSpec, EventBus, Registry, hookimpl
+from framework.runs.plugins import component_lines
 
 
 class Listens:
@@ -120,6 +122,12 @@ def announced(observers):
         return Registry.load(EntryPoint(n, f"observers:{n}", "framework.plugins") for n in ("kind", "listens"))
 
     return load
+
+
+def test_announced_observer_is_shown_as_active(announced):
+    config = Config(backend=ComponentConfig("cpu"), attention=ComponentConfig("cpu"))
+    lines = [line.split() for line in component_lines(announced("observers:Watches"), config)]
+    assert [(line[1], line[-1]) for line in lines if line[0] == "observer"] == [("x", "active")]
 
 
 def test_announced_observer_is_built_once_when_the_bus_is_asked_for(announced, monkeypatch):

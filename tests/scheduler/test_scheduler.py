@@ -289,9 +289,8 @@ def test_logprobs_row_counts_sampled_tokens_in_batch_order(sim):
     plain, asking = SamplingParams(max_tokens=4), SamplingParams(max_tokens=4, logprobs=1)
     for i, params in enumerate((asking, plain, asking, asking)):
         scheduler.add_request(sim.request(f"r{i}", range(i, i + 6), params=params, arrival=i))
-    columns = LogprobsColumns(
-        np.zeros(3, np.float32), np.ones(3, np.int32), np.zeros((3, 1), np.int32), np.zeros((3, 1), np.float32)
-    )
+    ids, ranks = np.zeros((3, 1), np.int32), np.ones((3, 1), np.int32)
+    columns = LogprobsColumns(np.zeros(3, np.float32), ranks[:, 0], ids, np.zeros((3, 1), np.float32), ranks)
     scheduled = scheduler.schedule()
     assert scheduled.samples.tolist() == [True, True, True, False]
     news = scheduler.update(scheduled, result(scheduled, logprobs=columns))
