@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from framework.engine.choice import Choice, check_attention, choose
+from framework.engine.choice import Choice, check_attention, check_memory, choose
 from framework.engine.core import EngineCore
 from framework.engine.engine import Engine
 from framework.errors import CheckpointError, ConfigError, NotBuiltError
@@ -93,15 +93,28 @@ def _allocate(choice: Choice, layers: list[LayerSpec]) -> _KVMemory:
     specs = [attention.kv_spec(layer) for layer in layers]
     block_bytes = sum(spec.block_bytes for spec in specs)
     num_blocks = _num_blocks(choice, block_bytes)
-    tensors = backend.allocate_kv(specs, num_blocks)
+    tensors = _kv_tensors(choice, specs, num_blocks, block_bytes)
     attention.bind(layers, tensors)
     return _KVMemory(attention, _groups(layers, choice.block_size), tensors, specs, num_blocks, block_bytes)
+
+
+def _kv_tensors(choice: Choice, specs: list[KVSpec], num_blocks: int, block_bytes: int) -> list[Any]:
+    """The KV cache's memory. Nothing but allocation is tried here, so that whatever fails is about memory."""
+    try:
+        return choice.backend.allocate_kv(specs, num_blocks)
+    except (MemoryError, OSError, OverflowError, RuntimeError) as error:
+        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"kv_cache.num_blocks={num_blocks} wants {num_blocks * block_bytes / 1e9:,.1f} GB, which the system does "
+            f"not give ({cause}). Use fewer blocks, or free memory"
+        ) from error
 
 
 def _num_blocks(choice: Choice, block_bytes: int) -> int:
     """Blocks of the pool, the null block included: as configured, else what the backend gives in memory."""
     kv = choice.config.kv_cache
     if kv.num_blocks is not None:
+        check_memory("kv_cache.num_blocks", kv.num_blocks, block_bytes, choice.backend, choice.max_model_len)
         return kv.num_blocks
     per_token = -(-block_bytes // choice.block_size)
     available = choice.backend.kv_bytes_available(choice.max_model_len, per_token, kv.memory_fraction)

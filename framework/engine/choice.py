@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 # A step at a time, and the host has its tokens before the next one is made.
 _SYNCHRONOUS = frozenset({"host_tokens", "exact_lens"})
+_ROW_BYTES, _TOKEN_BYTES = 256, 32
+"""What a row takes beside its token ids and block table, and a token of a step in the step's buffers, about."""
+_ALWAYS_ASKED_FOR = 1 << 30
+"""Bytes that are asked for without a look at what is free: a system that counts its caches as used has them still."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,7 @@ def choose(config: Config, plugins: Registry) -> Choice:
     attention = Part.choose(plugins, "attention", config.attention)
     block_size = _block_size(config, attention)
     check_attention(attention, config, backend, block_size)
+    _check_memory(config, backend, max_model_len, block_size)
     policy = Part.choose(plugins, "policy", config.policy)
     opened = perf_counter()
     tokenizer = Tokenizer.of(checkpoint)
@@ -165,6 +170,30 @@ def _backend(config: Config, plugins: Registry) -> Backend:
 def _block_size(config: Config, attention: Part) -> int:
     size = config.kv_cache.block_size
     return int(attention.target.caps.block_sizes[0]) if size is None else size
+
+
+def _check_memory(config: Config, backend: Backend, max_model_len: int, block_size: int) -> None:
+    """Refuses limits whose tables alone want more memory than there is."""
+    row_bytes = 4 * (max_model_len + -(-max_model_len // block_size)) + _ROW_BYTES
+    seqs, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
+    check_memory("scheduler.max_num_seqs", seqs, row_bytes, backend, max_model_len)
+    check_memory("scheduler.max_num_batched_tokens", tokens, _TOKEN_BYTES, backend, max_model_len)
+
+
+def check_memory(key: str, count: int, bytes_each: int, backend: Backend, max_model_len: int) -> None:
+    """ConfigError when `count` pieces do not fit in what is free.
+
+    Said before anything is allocated: a system that promises more than it has ends the process later, without a word.
+    """
+    wanted = count * bytes_each
+    if wanted <= _ALWAYS_ASKED_FOR:
+        return
+    free = backend.kv_bytes_available(max_model_len, 1, 1.0)
+    if wanted > free:
+        raise ConfigError(
+            f"{key}={count} wants {wanted / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free. "
+            f"Use {free // bytes_each} or less, or free memory"
+        )
 
 
 def check_attention(

@@ -58,6 +58,30 @@ def test_conflict_is_named_before_weights_load(
         build(folder, *words)
 
 
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("scheduler.max_num_seqs=100000000", r"scheduler\.max_num_seqs=100000000 wants 52\.8 GB, and 8\.0 GB are free"),
+        (
+            "scheduler.max_num_batched_tokens=1000000000000",
+            r"tokens=1000000000000 wants 32,000\.0 GB, .*Use 250000000 or",
+        ),
+    ],
+)
+def test_limit_whose_tables_want_more_memory_than_there_is_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, word: str, message: str
+) -> None:
+    monkeypatch.setattr("framework_backends.cpu.free_bytes", lambda: 8 * 10**9)
+    with pytest.raises(ConfigError, match=message):
+        build(folder, word)
+
+
+def test_small_tables_are_asked_for_whatever_is_said_to_be_free(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("framework_backends.cpu.free_bytes", lambda: 0)
+    with pytest.raises(AssertionError, match="weights were opened"):
+        build(folder)
+
+
 def test_named_model_of_another_architecture_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**HEADER, "architectures": ["GemmaForCausalLM"]}))
     with pytest.raises(PluginError, match=r"model=llama serves LlamaForCausalLM, but .* GemmaForCausalLM"):

@@ -64,6 +64,24 @@ def test_argument_of_a_wrong_type_is_named(arguments, message):
         LLM(**arguments)
 
 
+def test_pool_that_wants_more_memory_than_there_is_is_refused_with_the_way_out(folders):
+    text = r"kv_cache\.num_blocks=1000000000000 wants [\d,.]+ GB, and [\d,.]+ GB are free\. Use \d+ or less"
+    with pytest.raises(ConfigError, match=text):
+        LLM(folders["chain"], overrides=[*SMALL, "kv_cache.num_blocks=1000000000000"])
+
+
+@pytest.mark.parametrize("error", [OSError(12, "Cannot allocate memory"), RuntimeError("can't allocate\nat line 5")])
+def test_pool_that_the_system_does_not_give_is_a_config_error(folders, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("framework_backends.cpu.CpuBackend.allocate_kv", fail)
+    with pytest.raises(
+        ConfigError, match=r"kv_cache\.num_blocks=16 wants 0\.0 GB, which the system does not give \(.*all"
+    ):
+        LLM(folders["chain"], overrides=[*SMALL, "kv_cache.num_blocks=16"])
+
+
 def test_pool_may_be_smaller_than_max_model_len(folders):
     with LLM(folders["chain"], overrides=[*SMALL, "kv_cache.num_blocks=3", "kv_cache.block_size=8"]) as llm:
         assert tokens(llm, [[4] * 10, [5] * 12]) == [[5, 6, 7], [6, 7, 8]]
