@@ -42,3 +42,14 @@ def test_pytest_marks_that_are_named_are_declared():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
     marks = {entry.partition(":")[0] for entry in declared["markers"]}
     assert set(re.findall(r"-m '?(?:not )?(full|cuda|slow)", README)) <= marks
+
+
+def test_numbers_stand_in_the_results_of_a_run_with_their_machine_and_command():
+    section = README[README.index("## Numbers") : README.index("## From Python")]
+    rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 5
+    assert "cores" in section and "`python benchmarks/cpu.py" in section
+    (named,) = re.findall(r"\((benchmarks/results/[\w.-]+)\)", section)
+    results = (ROOT / named).read_text(encoding="utf-8")
+    for ratio in re.findall(r"\| (\d\.\d\d) \(", section):
+        assert f"| {ratio} |" in results, f"{ratio} is not in {named}"
