@@ -138,22 +138,49 @@ def floor() -> dict[str, Any]:
 
 
 def overhead(n: int, dtype: str) -> dict[str, Any]:
-    """Microseconds a decode step outside forward and sampler, by part, at n running requests."""
-    from framework.engine.stats import OVERHEAD_PARTS
+    """Microseconds a decode step outside forward and sampler, by part, at n running requests.
+
+    hot_us, after_spin_us, after_stream_us: the sum when nothing stands in the place of the forward pass, a loop of
+    10 ms that touches no memory, and a read of 280 MB. They tell what of the sum is work, and what is caches and
+    branch predictors that have forgotten the host's code.
+    """
+    import torch
 
     llm = make_llm(dtype)
     warm(llm)
-    engine = llm.engine
+    samples = decode_seconds(llm, n)
+    result = {f"{part}_us": 1e6 * statistics.median(s[part] for s in samples) for part in samples[0]}
+    result["overhead_us"] = sum_of_overhead(samples)
+    runner, vocab = llm.engine.core.executor._runner, llm.engine.admission.limits.vocab_size
+    logits, data = torch.randn(n, vocab).to(getattr(torch, dtype)), torch.ones(70_000_000)
+    for name, stand_in in {"hot": lambda: None, "after_spin": lambda: spin(0.01), "after_stream": data.sum}.items():
+        runner._forward = lambda batch, ctx, run=stand_in: (run(), logits[: len(batch.logits_rows_np)])[1]
+        result[f"{name}_us"] = sum_of_overhead(decode_seconds(llm, n))
+    return result
+
+
+def decode_seconds(llm: Any, n: int) -> list[dict[str, float]]:
+    """Seconds by part of each step in which n requests decode."""
+    engine, samples = llm.engine, []
     for i in range(n):
         engine.add_request(str(i), {"prompt_token_ids": list(range(20, 60))}, greedy(200))
-    samples: list[dict[str, float]] = []
     while engine.has_unfinished_requests():
         engine.step()
-        if engine.core.last_step.num_tokens == n:  # every request decodes
+        if engine.core.last_step.num_tokens == n:
             samples.append(dict(engine.core.last_step.seconds))
-    result = {f"{part}_us": 1e6 * statistics.median(s[part] for s in samples) for part in samples[0]}
-    result["overhead_us"] = 1e6 * statistics.median(sum(s[p] for p in OVERHEAD_PARTS) for s in samples)
-    return result
+    return samples
+
+
+def sum_of_overhead(samples: list[dict[str, float]]) -> float:
+    from framework.engine.stats import OVERHEAD_PARTS
+
+    return 1e6 * statistics.median(sum(s[p] for p in OVERHEAD_PARTS) for s in samples)
+
+
+def spin(seconds: float) -> None:
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        pass
 
 
 def invariant(n: int, dtype: str) -> dict[str, Any]:
