@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from framework.errors import ConfigError, NotBuiltError, RequestError
 from framework.request import NewTokens, Request, RequestStatus
 from framework.scheduler.block_pool import BlockPool
-from framework.scheduler.endings import append_tokens
+from framework.scheduler.endings import append_tokens, goes_on
 from framework.scheduler.ledger import Kept, Ledger, StepRecord
 from framework.scheduler.prefix_cache import PrefixCache
 from framework.scheduler.step_plan import Leaving, StepPlan
@@ -367,7 +367,12 @@ class Scheduler:
             if num_blocks > request.num_published_blocks:
                 self._cache.commit(request, num_blocks)
             if samples:
-                new = self._take(request, tokens if len(tokens) == count else tokens[:count])
+                if count == len(tokens) == 1 and goes_on(request, tokens[0]):
+                    request.num_in_flight -= 1
+                    request.token_ids.append(tokens[0])
+                    new = NewTokens(request, tokens)
+                else:
+                    new = self._take(request, tokens if len(tokens) == count else tokens[:count])
                 if output.logprobs is not None and _wants_logprobs(request):
                     new.logprobs_row = logprobs_row
                 news.append(new)
