@@ -118,6 +118,7 @@ class SchedulerOutput:
     new_block_ids         one BlockDelta a KV group
     num_drafts            [R] int32 draft tokens inside the span
     num_prompt_tokens     tokens of the step that stand in a prompt: what the counters call prefill
+    only_decodes          every row computes one token and draws one; False says nothing, it only costs a shorter way
     max_seq_len           upper bound of num_computed + num_scheduled over the rows, 0 when R is 0
     """
 
@@ -133,6 +134,7 @@ class SchedulerOutput:
     preempted: list[int] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
     num_prompt_tokens: int = 0
+    only_decodes: bool = False
     block_ops: BlockOps = field(default_factory=BlockOps)
     # Null until the part that fills them is built; a runner that meets a filled one it does not know must refuse.
     encoder_inputs: Any = None

@@ -91,6 +91,7 @@ class StepPlan:
             preempted=leaving.preempted,
             aborted=leaving.aborted,
             num_prompt_tokens=num_prompt_tokens,
+            only_decodes=bool(rows) and sum(spans) == len(rows) and all(samples),
         )
         return StepRecord(scheduled, requests, generations, starts, ends, samples)
 

@@ -35,6 +35,8 @@ class InputBuffers:
         packed = torch.from_numpy(self._host).to(device)
         self._one_each = np.arange(max_rows + 1)  # query_start_loc of a step of one token a row
         self._packed, self._is_shared = packed, packed.data_ptr() == self._host.ctypes.data
+        self._sent: bytes | None = None  # rows of the last step, if it was one of decodes alone
+        self._every_row = np.arange(max_rows, dtype=np.int32)
 
         def ints(n: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(n, dtype=dtype, device=device)
@@ -63,9 +65,14 @@ class InputBuffers:
     def prepare(self, scheduled: SchedulerOutput, table: TableViews) -> InputBatch:
         """The step's batch. T = scheduled tokens, R = rows, L = rows that sample; R must be at least 1."""
         rows, num_scheduled = scheduled.rows, scheduled.num_scheduled_tokens
-        logits_rows = scheduled.samples.nonzero()[0].astype(np.int32)
-        r, n = len(rows), len(logits_rows)
-        tokens = self._send(rows, num_scheduled, logits_rows)
+        if scheduled.only_decodes and self._sent is not None and rows.tobytes() == self._sent:
+            logits_rows = self._every_row[: len(rows)]  # the device has all of it since the last step
+            r = n = tokens = len(rows)
+        else:
+            logits_rows = scheduled.samples.nonzero()[0].astype(np.int32)
+            r, n = len(rows), len(logits_rows)
+            tokens = self._send(rows, num_scheduled, logits_rows)
+            self._sent = rows.tobytes() if scheduled.only_decodes else None
         self._ops.prepare(self.buffers, table, r, tokens, n)
         if self._views.shape != (r, tokens, n):
             self._views = self._view(r, tokens, n)

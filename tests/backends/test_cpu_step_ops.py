@@ -98,6 +98,50 @@ def test_a_step_writes_what_the_reference_writes(
     assert_equal(ours[1], reference[1])
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    computed=st.lists(st.integers(0, MAX_LEN - 8), min_size=1, max_size=ROWS - 1),
+    sizes=block_sizes,
+    seed=st.integers(0, 2**32),
+    num_steps=st.integers(1, 14),
+    data=st.data(),
+)
+def test_decodes_that_go_on_write_what_the_reference_writes(
+    computed: list[int], sizes: list[int], seed: int, num_steps: int, data: st.DataObject
+) -> None:
+    step, rng = [(1, n, True) for n in computed], np.random.default_rng(seed)
+    ours, reference = memory(step, sizes, seed), memory(step, sizes, seed)
+    cpu, r = CpuStepOps(), len(step)
+    for _ in range(num_steps):
+        event = data.draw(st.sampled_from(("none", "none", "none", "row", "blocks", "fewer")))
+        if event == "row":  # another request in one of the rows: its length and tokens are others
+            row, length = int(ours[0].rows[0]), int(rng.integers(0, MAX_LEN - 15))
+            for _, table in (ours, reference):
+                table.num_computed_tokens.dev[row] = length
+                table.token_ids[row] = torch.arange(MAX_LEN, dtype=torch.int32) + length
+            cpu.apply_rows(
+                torch.zeros(1, 8, dtype=torch.uint8),
+                torch.zeros(1, dtype=torch.int64),
+                torch.zeros(1, 8, dtype=torch.uint8),
+            )
+        if event == "fewer" and r > 1:
+            r -= 1
+            for buffers, _ in (ours, reference):
+                buffers.logits_rows[:r] = torch.arange(r)
+        if int(max(int(ours[1].num_computed_tokens.dev[i]) for i in ours[0].rows[:r])) >= MAX_LEN - 1:
+            break
+        cpu.prepare(*ours, r, r, r)
+        step_ops.prepare(*reference, r, r, r)
+        assert_equal(ours[0], reference[0])
+        if event == "blocks":  # a step that is prepared and fails leaves nothing behind
+            cpu.prepare(*ours, r, r, r)
+            assert_equal(ours[0], reference[0])
+        sampled = torch.from_numpy(rng.integers(0, 2**31, r))
+        cpu.post_update(*ours, r, r, sampled)
+        step_ops.post_update(*reference, r, r, sampled)
+        assert_equal(ours[1], reference[1])
+
+
 def test_a_token_drawn_at_the_end_of_a_row_stays_inside_it() -> None:
     step = [(1, MAX_LEN - 1, True)]
     buffers, table = memory(step, [4], 0)

@@ -33,7 +33,7 @@ class SteadyDecodes:
     """
 
     def __init__(self, spans: Sequence[Span], rows: NDArray[np.int32], seq_lens: Ints, block_size: int) -> None:
-        self._rows, self._next_lens, self._block_size = rows.copy(), seq_lens + 1, block_size
+        self._rows, self._next_lens, self._block_size = rows.tobytes(), seq_lens + 1, block_size
         self._age = 0
         self._room = min(span.blocks.shape[1] * block_size - span.num_keys for span in spans)
         self._masks = [(span.mask.numpy()[:, 0, 0], np.arange(len(span.tokens)), span.tokens) for span in spans]
@@ -46,9 +46,9 @@ class SteadyDecodes:
 
         rows [R] req_idx of a step with one token a row, seq_lens [R], table [rows, max_blocks] physical blocks.
         """
-        if self._age >= self._room or len(rows) != len(self._rows):
+        if self._age >= self._room or rows.tobytes() != self._rows:
             return None
-        if not (rows == self._rows).all() or not (seq_lens == self._next_lens).all():
+        if seq_lens.tobytes() != self._next_lens.tobytes():
             return None
         self._age += 1
         self._next_lens += 1

@@ -26,6 +26,8 @@ class CpuStepOps:
 
     def apply_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
         table.numpy()[rows.numpy()] = values.numpy()
+        if self._memory is not None:
+            self._memory.forget()
 
     def apply_spans(self, flat: Tensor, starts: Sequence[int], counts: Sequence[int], values: Tensor) -> None:
         target, source, offset = flat.numpy(), values.numpy(), 0
@@ -71,9 +73,42 @@ class StepMemory:
             (blocks.view(-1).numpy(), blocks.shape[1], slots.numpy(), size)
             for blocks, slots, size in zip(t.block_table, b.slot_mapping, b.block_sizes, strict=True)
         ]
+        self._decoding: bytes | None = None  # rows of the last step, if it was one of decodes and committed
+        self._room = 0  # steps until one of them reaches the end of its row
+
+    def forget(self) -> None:
+        """A row of the table was overwritten: the next step does not go on from the last one."""
+        self._decoding = None
 
     def prepare(self, num_rows: int, num_tokens: int, num_logits: int) -> None:
         """The step's token ids, positions, lengths, slots and logits rows."""
+        self._is_decode = is_decode = num_tokens == num_rows == num_logits
+        rows, last, self._decoding = self._rows[:num_rows], self._decoding, None
+        if is_decode and last is not None and self._room and rows.tobytes() == last:
+            self._go_on(rows)
+            return
+        self._find_all(num_rows, num_tokens, num_logits)
+        if is_decode:
+            self._room = max(0, self._max_len - 1 - int(self._seq_lens[:num_rows].max()))
+            self._entering = [self._positions[:num_rows] % size for *_, size in self._groups]
+
+    def _go_on(self, rows: NDArray[np.int64]) -> None:
+        """The next token of the rows that decoded last: everything is one further, and now and then in a new block."""
+        n = len(rows)
+        for array in (self._positions[:n], self._seq_lens[:n], self._draw_positions[:n], self._places, self._num_known):
+            array += 1
+        self._ends += 1
+        self._input_ids[:n] = self._drawn
+        for (blocks, width, slots, size), offsets in zip(self._groups, self._entering, strict=True):
+            slots[:n] += 1
+            offsets += 1
+            new = (offsets == size).nonzero()[0]
+            if len(new):
+                offsets[new] = 0
+                slots[new] = blocks[rows[new] * width + self._positions[new] // size].astype(np.int64) * size
+        self._room -= 1
+
+    def _find_all(self, num_rows: int, num_tokens: int, num_logits: int) -> None:
         rows, scheduled = self._rows[:num_rows], self._scheduled[:num_rows]
         computed = self._num_computed[rows].astype(np.int64)
         seq_lens = np.add(computed, scheduled, out=self._seq_lens[:num_rows])
@@ -123,5 +158,7 @@ class StepMemory:
         assert (num_rows, num_logits) == (len(self._ends), len(self._places)), "another step was prepared since"
         self._num_computed[self._rows[:num_rows]] = self._ends
         if num_logits:
-            self._token_ids[self._places] = sampled.astype(np.int32)
+            self._drawn = self._token_ids[self._places] = sampled.astype(np.int32)
             self._num_tokens[self._logits_req[:num_logits]] = self._num_known
+        if self._is_decode:
+            self._decoding = self._rows[:num_rows].tobytes()
