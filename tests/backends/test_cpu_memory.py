@@ -76,7 +76,7 @@ def test_huge_pages_are_asked_for_whole_ones_and_no_further_than_the_memory_goes
     monkeypatch.setattr("mmap.MADV_HUGEPAGE", 14, raising=False)
     room = torch.empty(9 << 20, dtype=torch.uint8)
     monkeypatch.setattr("torch.empty", lambda *_, **__: room)
-    assert cpu_memory.prefer_huge_pages(9 << 20)
+    assert cpu_memory.prefer_huge_pages.__wrapped__(9 << 20)
     (start, length, advice), end = asked[0], room.data_ptr() + (9 << 20)
     assert advice == 14 and start % (2 << 20) == 0
     assert room.data_ptr() <= start < room.data_ptr() + (2 << 20) and start + length == end
@@ -87,4 +87,4 @@ def test_no_huge_pages_where_memory_is_not_promised(monkeypatch: pytest.MonkeyPa
         raise RuntimeError("can't allocate memory")
 
     monkeypatch.setattr("torch.empty", refuse)
-    assert not cpu_memory.prefer_huge_pages()
+    assert not cpu_memory.prefer_huge_pages.__wrapped__()

@@ -8,6 +8,7 @@ import math
 import mmap
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -36,13 +37,15 @@ def keep_freed_memory() -> bool:
     return all(mallopt(ctypes.c_int(name), ctypes.c_int(_KEPT_BYTES)) == 1 for name in thresholds)
 
 
+@cache
 def prefer_huge_pages(num_bytes: int = _KEPT_BYTES - (64 << 20)) -> bool:
     """Asks for huge pages where the next `num_bytes` of tensors will lie; False where they are not to be had.
 
     Reading weights is what a step of few rows spends its time on, and with small pages finding them takes a good part
     of it: a decode of one request took 20.0 ms and 17.9 ms with huge pages (`--part batch1`, a virtual machine of two
     x86 cores). The memory is allocated, marked and freed again, without touching it; an allocator that keeps freed
-    memory hands it out afterwards. Costs neither time nor memory until then.
+    memory hands it out afterwards. Costs neither time nor memory until then. Done once a process: a second engine
+    takes what the first one gave back.
     """
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return False
