@@ -1,8 +1,16 @@
-"""What every test shares: `cuda` tests are skipped where no device is visible."""
+"""What every test shares: one thread, and `cuda` tests are skipped where no device is visible.
+
+Tiny models gain nothing from threads, and threads that wait for each other make the suite slow on a busy machine. Set
+OMP_NUM_THREADS to run it with more.
+"""
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, which no conftest does
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
