@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 class OutputState:
-    """Text, logprobs and times of one request so far."""
+    """Text, logprobs and times of one request so far.
+
+    Tokens and endings are those it was given, never those of the live request: with steps in flight the scheduler may
+    be ahead of what is being told here, and on another thread.
+    """
 
     def __init__(self, request: Request, tokenizer: Tokenizer | None, now: float) -> None:
         self.request = request
@@ -30,11 +34,13 @@ class OutputState:
         self._detokenizer = Detokenizer(tokenizer, p.skip_special_tokens) if incremental and tokenizer else None
         decode: Any = tokenizer.decode_token if tokenizer is not None else None
         self._logprobs = TokenLogprobs(decode) if p.logprobs is not None else None
+        self._token_ids: list[int] = []
         self._sent = 0  # tokens in outputs already given, for deltas
 
     def add(self, new: NewTokens, step: StepOutput | None, now: float) -> RequestOutput | None:
         """Takes a step's tokens; an output when the request is finished or streams."""
         if new.token_ids:
+            self._token_ids += new.token_ids
             self._timer.tokens(now, len(new.token_ids), self.request.first_scheduled_time)
             self._add_logprobs(new, step)
         finished = new.finish_reason is not None
@@ -43,7 +49,7 @@ class OutputState:
             self._timer.finish(now)
         elif self._kind is OutputKind.FINAL:
             return None
-        return self._output(piece, finished)
+        return self._output(piece, new)
 
     def _add_logprobs(self, new: NewTokens, step: StepOutput | None) -> None:
         if self._logprobs is None:
@@ -71,22 +77,22 @@ class OutputState:
             return ""
         return self._detokenizer.add(self._visible(new.token_ids, new.finish_reason, new.stop_reason), final=finished)
 
-    def _final_text(self) -> str:
+    def _final_text(self, new: NewTokens) -> str:
         if not self._has_text or self._tokenizer is None:
             return ""
-        r = self.request
-        ids = self._visible(r.output_token_ids, r.finish_reason, r.stop_reason)
-        return self._tokenizer.decode(ids, skip_special_tokens=r.params.skip_special_tokens)
+        ids = self._visible(self._token_ids, new.finish_reason, new.stop_reason)
+        return self._tokenizer.decode(ids, skip_special_tokens=self.request.params.skip_special_tokens)
 
-    def _output(self, piece: str, finished: bool) -> RequestOutput:
-        r = self.request
-        ids, logprobs, text = r.output_token_ids, self._logprobs, piece
+    def _output(self, piece: str, new: NewTokens) -> RequestOutput:
+        r, finished = self.request, new.finish_reason is not None
+        ids, logprobs, text = self._token_ids, self._logprobs, piece
         if self._kind is OutputKind.DELTA:
             ids, sent = ids[self._sent :], self._sent
             logprobs = logprobs.view(sent) if logprobs is not None else None
             self._sent += len(ids)
         else:
-            text = self._detokenizer.text if self._detokenizer is not None else self._final_text()
+            ids = ids[:]
+            text = self._detokenizer.text if self._detokenizer is not None else self._final_text(new)
             logprobs = logprobs.view() if logprobs is not None and not finished else logprobs
         completion = CompletionOutput(
             index=0,
@@ -94,8 +100,8 @@ class OutputState:
             token_ids=ids,
             cumulative_logprob=self._logprobs.cumulative if self._logprobs is not None else None,
             logprobs=logprobs,
-            finish_reason=r.finish_reason,
-            stop_reason=r.stop_reason,
+            finish_reason=new.finish_reason,
+            stop_reason=new.stop_reason,
         )
         return RequestOutput(
             request_id=r.request_id,
@@ -106,5 +112,5 @@ class OutputState:
             finished=finished,
             num_cached_tokens=max(r.num_cached_tokens, 0),
             metrics=self._timer.metrics if finished else self._timer.snapshot(),
-            error=r.error,
+            error=new.error,
         )
