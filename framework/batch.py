@@ -119,6 +119,8 @@ class SchedulerOutput:
     num_drafts            [R] int32 draft tokens inside the span
     num_prompt_tokens     tokens of the step that stand in a prompt: what the counters call prefill
     only_decodes          every row computes one token and draws one; False says nothing, it only costs a shorter way
+    goes_on               this step and the one scheduled before it are `only_decodes` of the same rows in the same
+                          order, each one token further, and no row has been overwritten between; may be False always
     max_seq_len           upper bound of num_computed + num_scheduled over the rows, 0 when R is 0
     """
 
@@ -135,6 +137,7 @@ class SchedulerOutput:
     aborted: list[int] = field(default_factory=list)
     num_prompt_tokens: int = 0
     only_decodes: bool = False
+    goes_on: bool = False
     block_ops: BlockOps = field(default_factory=BlockOps)
     # Null until the part that fills them is built; a runner that meets a filled one it does not know must refuse.
     encoder_inputs: Any = None
@@ -178,6 +181,7 @@ class InputBatch:
                           NULL_BLOCK behind a request's last block
     Host twins: rows_np [R] int32, num_scheduled_tokens_np [R] int32, logits_rows_np [L] (batch row of each logits row),
     seq_lens_max_np [R] int32 (upper bound; exact when no step is in flight).
+    goes_on: as in `SchedulerOutput`; what an owner worked out for the last step may be moved on instead of made anew.
     """
 
     input_ids: Tensor
@@ -194,6 +198,7 @@ class InputBatch:
     num_scheduled_tokens_np: NDArray[np.int32]
     logits_rows_np: NDArray[np.int32]
     seq_lens_max_np: NDArray[np.int32]
+    goes_on: bool = False
 
 
 @dataclass(slots=True)

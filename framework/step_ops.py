@@ -43,6 +43,8 @@ class StepBuffers:
     In, copied from the host once a step: rows [R], num_scheduled [R], query_start_loc [R + 1], logits_rows [L]
     (batch row of each logits row), all int64. Out: the tensors of `InputBatch`, at full length; the step uses the first
     T, R or L entries. arange [max tokens] int64 is constant.
+    lanes [3 + groups, n] int64: positions, seq_lens, draw_positions and each slot_mapping are its rows, so that one
+    operation moves all of them.
     """
 
     rows: Tensor
@@ -57,6 +59,7 @@ class StepBuffers:
     draw_positions: Tensor
     seeds: Tensor
     slot_mapping: tuple[Tensor, ...]
+    lanes: Tensor
     arange: Tensor
     block_sizes: tuple[int, ...]
 
@@ -77,9 +80,13 @@ def apply_spans(flat: Tensor, starts: Sequence[int], counts: Sequence[int], valu
         offset += count
 
 
-def prepare(buffers: StepBuffers, table: TableViews, num_rows: int, num_tokens: int, num_logits: int) -> None:
+def prepare(
+    buffers: StepBuffers, table: TableViews, num_rows: int, num_tokens: int, num_logits: int, goes_on: bool = False
+) -> None:
     """Fills the step's input tensors from the request table: ids, positions, lengths, slots, logits rows.
 
+    goes_on  as in `SchedulerOutput`: a backend may move the last step's tensors on, with the same result; here it is
+             only a promise that is not needed
     A row's span starts at its num_computed_tokens on the device, which is right also when the host has not yet seen
     the tokens of a step in flight.
     """

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from framework.batch import SchedulerOutput
     from framework.request import Request
+    from framework.scheduler.course import Course
 
 
 @dataclass(slots=True)
@@ -21,17 +24,15 @@ class StepRecord:
 
     generations  `num_preemptions` of each request when the step was made: a request that was preempted since then has
                  another one, and the step's tokens are not its own any more
-    starts       tokens whose KV exists before the step
-    ends         tokens whose KV exists once the step is done
-    samples      whether the row draws a token
+    course       what made the step, None when it was decided anew
+    filling      requests that fill a block with it; known of a step of a course only
     """
 
     scheduled: SchedulerOutput
     requests: list[Request]
     generations: list[int]
-    starts: list[int]
-    ends: list[int]
-    samples: list[bool]
+    course: Course | None = None
+    filling: Sequence[Request] = ()
 
 
 @dataclass(slots=True)

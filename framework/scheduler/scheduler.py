@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from framework.errors import ConfigError, NotBuiltError, RequestError
 from framework.request import NewTokens, Request, RequestStatus
 from framework.scheduler.block_pool import BlockPool
+from framework.scheduler.course import Course
 from framework.scheduler.endings import append_tokens, goes_on
 from framework.scheduler.ledger import Kept, Ledger, StepRecord
 from framework.scheduler.prefix_cache import PrefixCache
-from framework.scheduler.step_plan import Leaving, StepPlan
+from framework.scheduler.step_plan import Leaving, StepPlan, block_delta
 
 if TYPE_CHECKING:
     from framework.batch import SchedulerOutput, StepOutput
@@ -90,6 +91,8 @@ class Scheduler:
         self._free_rows = list(range(ctx.max_num_seqs, 0, -1))
         self._leaving = Leaving()
         self._ledger = Ledger()
+        self._decodes: StepRecord | None = None  # the last step, if it was one of decodes and all of them still run
+        self._course: Course | None = None  # what has followed on it
         self._held: dict[str, list[int]] = {}  # blocks of ended requests that the connector still sends
         self._next_step_id = 0
         self._counts = {"num_preemptions": 0, "prefix_hit_tokens": 0, "prefix_query_tokens": 0}
@@ -135,7 +138,7 @@ class Scheduler:
             return None
         if request.status is _RUNNING:
             self._leaving.aborted.append(request.req_idx)
-            self._running.remove(request)
+            self._stop_running(request)
         else:
             self._waiting.remove(request)
         self._end(request, "abort")
@@ -163,10 +166,45 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """The next step; without any row when all requests wait for steps in flight."""
         assert len(self._ledger) < self._ctx.max_in_flight, f"{len(self._ledger)} steps in flight already"
+        step = self._go_on() or self._decide()
+        self._next_step_id += 1
+        step.scheduled.connector_meta = self._connector.build_meta(step.scheduled)
+        self._ledger.push(step)
+        return step.scheduled
+
+    def _go_on(self) -> StepRecord | None:
+        """The next step when it is the last one over again, a token further; None when it has to be decided."""
+        if self._decodes is None or (self._waiting and self._free_rows):
+            return None
+        if self._course is None:
+            self._course = Course(self._decodes, self._block_size)
+        course = self._course
+        entering = course.entering
+        if course.room < 1 or self.pool.num_free < len(entering) * self._num_groups:
+            return None
+        columns: dict[Request, int] = {}
+        for request in entering:
+            column = request.num_computed_tokens // self._block_size
+            for blocks in request.block_ids:
+                assert len(blocks) == column, f"request {request.request_id} holds {len(blocks)} blocks, not {column}"
+                blocks += self.pool.allocate(1)
+                self.pool.write(blocks[-1:])
+            columns[request] = column
+        deltas = tuple([block_delta(columns, group) for group in range(self._num_groups)])
+        return course.emit(self._next_step_id, deltas)
+
+    def _decide(self) -> StepRecord:
         plan = StepPlan(self._ctx.max_num_batched_tokens)
         self._continue_running(plan)
         self._admit_waiting(plan)
-        return self._emit(plan)
+        step = self._emit(plan)
+        is_whole = step.scheduled.only_decodes and len(step.requests) == len(self._running)
+        self._decodes, self._course = step if is_whole else None, None
+        return step
+
+    def _stop_running(self, request: Request) -> None:
+        self._running.remove(request)
+        self._decodes = self._course = None
 
     def _continue_running(self, plan: StepPlan) -> None:
         block_size = self._block_size
@@ -220,7 +258,7 @@ class Scheduler:
     def _preempt(self, request: Request, plan: StepPlan) -> None:
         plan.take_back(request)
         self._leaving.preempted.append(request.req_idx)
-        self._running.remove(request)
+        self._stop_running(request)
         self._give_up(request)
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1  # also the generation: tokens of its steps in flight are dropped
@@ -321,17 +359,15 @@ class Scheduler:
             self._counts["prefix_query_tokens"] += request.num_tokens
             self._counts["prefix_hit_tokens"] += num_hits * self._block_size
 
-    def _emit(self, plan: StepPlan) -> SchedulerOutput:
+    def _emit(self, plan: StepPlan) -> StepRecord:
         step = plan.emit(self._next_step_id, self._num_groups, self._leaving)
-        self._next_step_id += 1
         self._leaving = Leaving()
-        for request, start, end in zip(step.requests, step.starts, step.ends, strict=True):
-            if end - start > 1 or not start % self._block_size:
+        starts = step.scheduled.num_computed_tokens.tolist()
+        for request, start, num_tokens in zip(step.requests, starts, plan.spans.values(), strict=True):
+            if num_tokens > 1 or not start % self._block_size:
                 for blocks in request.block_ids:
-                    self.pool.write(blocks[start // self._block_size : self._num_blocks(end)])
-        step.scheduled.connector_meta = self._connector.build_meta(step.scheduled)
-        self._ledger.push(step)
-        return step.scheduled
+                    self.pool.write(blocks[start // self._block_size : self._num_blocks(start + num_tokens)])
+        return step
 
     # -------------------------------------------------------------------------------------------- update
 
@@ -342,7 +378,11 @@ class Scheduler:
         since the step was made are dropped.
         """
         step = self._ledger.pop(scheduled)
-        news = self._commit_rows(step, output)
+        course = step.course
+        if course is not None and course is self._course and _is_plain(output, course):
+            news = self._commit_course(step, output)
+        else:
+            news = self._commit_rows(step, output)
         for kept in self._ledger.release(scheduled.step_id):
             self._free_rows.append(kept.row)
             self.pool.free(kept.blocks)
@@ -350,12 +390,26 @@ class Scheduler:
             self._connector_results(output.connector)
         return news
 
+    def _commit_course(self, step: StepRecord, output: StepOutput) -> list[NewTokens]:
+        """`_commit_rows` where every request gets one token and goes on."""
+        for request in step.filling:
+            self._cache.commit(request, request.num_published_blocks + 1)
+        news = []
+        for request, tokens in zip(step.requests, output.sampled.tolist(), strict=True):
+            request.num_in_flight -= 1
+            request.token_ids += tokens
+            news.append(NewTokens(request, tokens))
+        return news
+
     def _commit_rows(self, step: StepRecord, output: StepOutput) -> list[NewTokens]:
         news: list[NewTokens] = []
         sampled, num_valid, errors = output.sampled.tolist(), output.num_valid.tolist(), output.errors
-        columns = zip(step.requests, step.generations, step.ends, step.samples, sampled, num_valid, strict=True)
+        scheduled = step.scheduled
+        ends = (scheduled.num_computed_tokens + scheduled.num_scheduled_tokens).tolist()
+        samples = scheduled.samples.tolist()
+        columns = zip(step.requests, step.generations, ends, samples, sampled, num_valid, strict=True)
         next_row = 0
-        for i, (request, generation, end, samples, tokens, count) in enumerate(columns):
+        for i, (request, generation, end, draws, tokens, count) in enumerate(columns):
             logprobs_row, next_row = next_row, next_row + count
             if request.status is not _RUNNING or request.num_preemptions != generation:
                 continue
@@ -366,7 +420,7 @@ class Scheduler:
             num_blocks = end // self._block_size
             if num_blocks > request.num_published_blocks:
                 self._cache.commit(request, num_blocks)
-            if samples:
+            if draws:
                 if count == len(tokens) == 1 and goes_on(request, tokens[0]):
                     request.num_in_flight -= 1
                     request.token_ids.append(tokens[0])
@@ -389,7 +443,7 @@ class Scheduler:
     def _finish(self, request: Request, reason: str, stop_reason: int | None = None, error: str | None = None) -> None:
         request.stop_reason, request.error = stop_reason, error
         self._leaving.finished.append(request.req_idx)
-        self._running.remove(request)
+        self._stop_running(request)
         self._end(request, reason)
 
     def _end(self, request: Request, reason: str) -> None:
@@ -428,6 +482,13 @@ class Scheduler:
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
+
+
+def _is_plain(output: StepOutput, course: Course) -> bool:
+    """Whether every row drew one token, and none of these ends a request or brings anything along."""
+    if output.errors or output.logprobs is not None or output.sampled.shape[1] != 1:
+        return False
+    return all(output.num_valid.tolist()) and not course.may_end(output.sampled.ravel().tolist())
 
 
 def _wants_logprobs(request: Request) -> bool:

@@ -6,6 +6,7 @@ block list changes before `emit`; admission and preemption change theirs at once
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -56,11 +57,10 @@ class StepPlan:
     def emit(self, step_id: int, num_groups: int, leaving: Leaving) -> StepRecord:
         """The step as the runner sees it, and as the ledger keeps it. Moves the requests' optimistic counters on."""
         new = [_new_request(request) for request in self.new]
-        deltas = tuple([self._delta(group) for group in range(num_groups)])
+        deltas = tuple([block_delta(self.columns, group) for group in range(num_groups)])
         requests, spans = list(self.spans), list(self.spans.values())
         rows: list[int] = []
         starts: list[int] = []
-        ends: list[int] = []
         samples: list[bool] = []
         generations: list[int] = []
         num_prompt_tokens = 0
@@ -74,7 +74,6 @@ class StepPlan:
                 request.num_in_flight += 1
             rows.append(request.req_idx)
             starts.append(start)
-            ends.append(end)
             samples.append(is_last)
             generations.append(request.num_preemptions)
         columns = np.array((rows, spans, starts), np.int32)  # one array costs less than three
@@ -93,18 +92,20 @@ class StepPlan:
             num_prompt_tokens=num_prompt_tokens,
             only_decodes=bool(rows) and sum(spans) == len(rows) and all(samples),
         )
-        return StepRecord(scheduled, requests, generations, starts, ends, samples)
+        return StepRecord(scheduled, requests, generations)
 
-    def _delta(self, group: int) -> BlockDelta:
-        if not self.columns:
-            return _NO_BLOCKS
-        blocks = [request.block_ids[group][column:] for request, column in self.columns.items()]
-        return BlockDelta(
-            rows=np.array([request.req_idx for request in self.columns], np.int32),
-            starts=np.array(list(self.columns.values()), np.int32),
-            counts=np.array([len(ids) for ids in blocks], np.int32),
-            ids=np.array([block for ids in blocks for block in ids], np.int32),
-        )
+
+def block_delta(columns: Mapping[Request, int], group: int) -> BlockDelta:
+    """The blocks of one KV group that requests got; columns as in `StepPlan`."""
+    if not columns:
+        return _NO_BLOCKS
+    blocks = [request.block_ids[group][column:] for request, column in columns.items()]
+    return BlockDelta(
+        rows=np.array([request.req_idx for request in columns], np.int32),
+        starts=np.array(list(columns.values()), np.int32),
+        counts=np.array([len(ids) for ids in blocks], np.int32),
+        ids=np.array([block for ids in blocks for block in ids], np.int32),
+    )
 
 
 def _new_request(request: Request) -> NewRequest:

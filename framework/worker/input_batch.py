@@ -35,26 +35,27 @@ class InputBuffers:
         packed = torch.from_numpy(self._host).to(device)
         self._one_each = np.arange(max_rows + 1)  # query_start_loc of a step of one token a row
         self._packed, self._is_shared = packed, packed.data_ptr() == self._host.ctypes.data
-        self._sent: bytes | None = None  # rows of the last step, if it was one of decodes alone
         self._every_row = np.arange(max_rows, dtype=np.int32)
 
         def ints(n: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(n, dtype=dtype, device=device)
 
         r = max_rows
+        lanes = ints((3 + len(groups)) * max(max_tokens, r)).view(3 + len(groups), -1)
         self.buffers = StepBuffers(
             rows=packed[:r],
             num_scheduled=packed[r : 2 * r],
             logits_rows=packed[2 * r : 3 * r],
             query_start_loc=packed[3 * r :],
             input_ids=ints(max_tokens, torch.int32),
-            positions=ints(max_tokens),
-            seq_lens=ints(r),
+            positions=lanes[0, :max_tokens],
+            seq_lens=lanes[1, :r],
             logits_indices=ints(r),
             expanded_idx_mapping=ints(r),
-            draw_positions=ints(r),
+            draw_positions=lanes[2, :r],
             seeds=ints(r),
-            slot_mapping=tuple(ints(max_tokens) for _ in groups),
+            slot_mapping=tuple(lane[:max_tokens] for lane in lanes[3:]),
+            lanes=lanes,
             arange=torch.arange(max(max_tokens, r), device=device),
             block_sizes=tuple(g.block_size for g in groups),
         )
@@ -65,15 +66,14 @@ class InputBuffers:
     def prepare(self, scheduled: SchedulerOutput, table: TableViews) -> InputBatch:
         """The step's batch. T = scheduled tokens, R = rows, L = rows that sample; R must be at least 1."""
         rows, num_scheduled = scheduled.rows, scheduled.num_scheduled_tokens
-        if scheduled.only_decodes and self._sent is not None and rows.tobytes() == self._sent:
+        if scheduled.goes_on:
             logits_rows = self._every_row[: len(rows)]  # the device has all of it since the last step
             r = n = tokens = len(rows)
         else:
             logits_rows = scheduled.samples.nonzero()[0].astype(np.int32)
             r, n = len(rows), len(logits_rows)
             tokens = self._send(rows, num_scheduled, logits_rows)
-            self._sent = rows.tobytes() if scheduled.only_decodes else None
-        self._ops.prepare(self.buffers, table, r, tokens, n)
+        self._ops.prepare(self.buffers, table, r, tokens, n, scheduled.goes_on)
         if self._views.shape != (r, tokens, n):
             self._views = self._view(r, tokens, n)
         return InputBatch(
@@ -83,6 +83,7 @@ class InputBuffers:
             num_scheduled_tokens_np=num_scheduled,
             logits_rows_np=logits_rows,
             seq_lens_max_np=scheduled.num_computed_tokens + num_scheduled,
+            goes_on=scheduled.goes_on,
         )
 
     def logits_view(self, batch: InputBatch) -> Rows:

@@ -58,9 +58,12 @@ class ModelRunner:
         self._no_ids = torch.zeros(0, dtype=torch.int64, device=backend.device)
         self._executable = backend.compile(self._device_step, None)
 
-    @torch.inference_mode()
     def execute(self, scheduled: SchedulerOutput) -> StepFuture:
         """Starts one step. The host waits for the device in the future's `result()`, and nowhere else."""
+        with torch.inference_mode():  # as a decorator it costs twice as much
+            return self._execute(scheduled)
+
+    def _execute(self, scheduled: SchedulerOutput) -> StepFuture:
         for name in _UNBUILT:
             if getattr(scheduled, name) is not None:
                 raise NotBuiltError(f"SchedulerOutput.{name}: the part that serves it is not built yet")
@@ -119,7 +122,7 @@ class ModelRunner:
             sampled=sampled.reshape(-1, 1),
             num_valid=num_valid,
             logprobs=logprobs,
-            errors={int(at[i]): text for i, text in errors.items()},
+            errors={int(at[i]): text for i, text in errors.items()} if errors else errors,
             payloads=self.pipeline.collect_payloads(result),
             timings=clock.seconds,
         )

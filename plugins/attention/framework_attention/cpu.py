@@ -90,8 +90,7 @@ class CpuAttention:
             self._form = partial(Tiled, tile=self._granule, pad=pad)
 
     def add_request(self, req_idx: int) -> None:
-        """A row has other blocks from now on: no plan goes on from the step before."""
-        self._plans.clear()
+        """Nothing is kept a request."""
 
     def release(self, req_idx: int) -> None:
         """Nothing is kept a request."""
@@ -192,11 +191,11 @@ class CpuPlan:
         self._products: dict[tuple[int, int, int, int], SpanProduct | LoneDecode] = {}
         self._course: SteadyDecodes | None = None
         if len(self._slots) == len(rows) and self._limits.window is None:
-            self._course = SteadyDecodes(self._spans, rows, seq_lens, owner._ctx.block_size)
+            self._course = SteadyDecodes(self._spans, seq_lens, owner._ctx.block_size)
 
     def advance(self, batch: InputBatch, group: int) -> bool:
         """Moves the plan on to `batch`; False, and nothing has changed, when those decodes do not just go on."""
-        if self._course is None or len(batch.slot_mapping[group]) != len(batch.rows_np):
+        if self._course is None or not batch.goes_on:
             return False
         seq_lens = batch.seq_lens.numpy()[: len(batch.rows_np)]
         entered = self._course.advance(batch.rows_np, seq_lens, batch.block_table[group].numpy())

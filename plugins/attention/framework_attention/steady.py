@@ -29,37 +29,49 @@ class SteadyDecodes:
     """The course of a step in which every request decodes one token, for as long as the same requests go on.
 
     Knows the spans' masks, which it moves on in place. Spans with a window, whose first key moves as well, are not
-    followed; nor is a request whose blocks may have been replaced: its owner drops the course then.
+    followed.
     """
 
-    def __init__(self, spans: Sequence[Span], rows: NDArray[np.int32], seq_lens: Ints, block_size: int) -> None:
-        self._rows, self._next_lens, self._block_size = rows.tobytes(), seq_lens + 1, block_size
+    def __init__(self, spans: Sequence[Span], seq_lens: Ints, block_size: int) -> None:
+        self._block_size = block_size
         self._age = 0
         self._room = min(span.blocks.shape[1] * block_size - span.num_keys for span in spans)
-        self._masks = [(span.mask.numpy()[:, 0, 0], np.arange(len(span.tokens)), span.tokens) for span in spans]
+        self._masks = [_Mask(span, seq_lens) for span in spans]
         # A request enters a block at the ages that leave this rest: its new key is the first of a block then.
         rests = (1 - seq_lens) % block_size
         self._entering = [list(_entering(spans, rests, rest)) for rest in range(block_size)]
 
     def advance(self, rows: NDArray[np.int32], seq_lens: Ints, table: NDArray[np.int32]) -> list[NewBlocks] | None:
-        """Moves the masks on by one key; the blocks that were entered, or None when the step is not the next one.
+        """Moves the masks on by one key; the blocks that were entered, or None when a span has no room for it.
 
-        rows [R] req_idx of a step with one token a row, seq_lens [R], table [rows, max_blocks] physical blocks.
+        rows [R] req_idx and seq_lens [R] of the next step, table [rows, max_blocks] physical blocks.
         """
-        if self._age >= self._room or rows.tobytes() != self._rows:
-            return None
-        if seq_lens.tobytes() != self._next_lens.tobytes():
+        if self._age >= self._room:
             return None
         self._age += 1
-        self._next_lens += 1
-        for mask, places, tokens in self._masks:
-            mask[places, seq_lens[tokens] - 1] = 0
+        for mask in self._masks:
+            mask.admit_next()
         entered = []
         for span, places, batch_rows in self._entering[self._age % self._block_size]:
             columns = (seq_lens[batch_rows] - 1) // self._block_size
             blocks = table[rows[batch_rows], columns].astype(np.int64)
             entered.append(NewBlocks(span, places, columns, blocks))
         return entered
+
+
+class _Mask:
+    """The mask of one span, and where in it the last key of each request stands."""
+
+    __slots__ = ("_flat", "_last")
+
+    def __init__(self, span: Span, seq_lens: Ints) -> None:
+        self._flat = span.mask.numpy().reshape(-1)  # the same memory
+        self._last = np.arange(len(span.tokens)) * span.mask.shape[-1] + seq_lens[span.tokens] - 1
+
+    def admit_next(self) -> None:
+        """Each request reads one key more."""
+        self._last += 1
+        self._flat[self._last] = 0
 
 
 def _entering(spans: Sequence[Span], rests: Ints, rest: int) -> Iterator[tuple[int, Ints, Ints]]:

@@ -26,8 +26,6 @@ class CpuStepOps:
 
     def apply_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
         table.numpy()[rows.numpy()] = values.numpy()
-        if self._memory is not None:
-            self._memory.forget()
 
     def apply_spans(self, flat: Tensor, starts: Sequence[int], counts: Sequence[int], values: Tensor) -> None:
         target, source, offset = flat.numpy(), values.numpy(), 0
@@ -35,8 +33,20 @@ class CpuStepOps:
             target[start : start + count] = source[offset : offset + count]
             offset += count
 
-    def prepare(self, buffers: StepBuffers, table: TableViews, num_rows: int, num_tokens: int, num_logits: int) -> None:
-        self._of(buffers, table).prepare(num_rows, num_tokens, num_logits)
+    def prepare(
+        self,
+        buffers: StepBuffers,
+        table: TableViews,
+        num_rows: int,
+        num_tokens: int,
+        num_logits: int,
+        goes_on: bool = False,
+    ) -> None:
+        memory = self._of(buffers, table)
+        if goes_on:
+            memory.go_on(num_rows)
+        else:
+            memory.prepare(num_rows, num_tokens, num_logits)
 
     def post_update(
         self, buffers: StepBuffers, table: TableViews, num_rows: int, num_logits: int, sampled: Tensor
@@ -73,46 +83,32 @@ class StepMemory:
             (blocks.view(-1).numpy(), blocks.shape[1], slots.numpy(), size)
             for blocks, slots, size in zip(t.block_table, b.slot_mapping, b.block_sizes, strict=True)
         ]
-        self._decoding: bytes | None = None  # rows of the last step, if it was one of decodes and committed
-        self._room = 0  # steps until one of them reaches the end of its row
+        self._lanes, num_lanes = b.lanes.numpy(), len(self._groups) + 1
+        # Of a decode, which goes on: where its drawn token goes, and a group the offset of its own in its block.
+        self._course = np.zeros((num_lanes, len(self._rows)), np.int64)
+        self._lengths = np.zeros((2, len(self._rows)), np.int32)
 
-    def forget(self) -> None:
-        """A row of the table was overwritten: the next step does not go on from the last one."""
-        self._decoding = None
+    def go_on(self, num_rows: int) -> None:
+        """The next token of the rows that decoded last: everything is one further, and now and then in a new block."""
+        self._lanes[:, :num_rows] += 1
+        self._course[:, :num_rows] += 1
+        self._lengths[:, :num_rows] += 1
+        self._input_ids[:num_rows] = self._drawn
+        for group, (blocks, width, slots, size) in enumerate(self._groups):
+            offsets = self._course[1 + group, :num_rows]
+            if size in offsets.tolist():  # of so few numbers a list is searched sooner than an array
+                new = (offsets == size).nonzero()[0]
+                offsets[new] = 0
+                block = blocks[self._rows[new] * width + self._positions[new] // size]
+                slots[new] = block.astype(np.int64) * size
 
     def prepare(self, num_rows: int, num_tokens: int, num_logits: int) -> None:
         """The step's token ids, positions, lengths, slots and logits rows."""
-        self._is_decode = is_decode = num_tokens == num_rows == num_logits
-        rows, last, self._decoding = self._rows[:num_rows], self._decoding, None
-        if is_decode and last is not None and self._room and rows.tobytes() == last:
-            self._go_on(rows)
-            return
-        self._find_all(num_rows, num_tokens, num_logits)
-        if is_decode:
-            self._room = max(0, self._max_len - 1 - int(self._seq_lens[:num_rows].max()))
-            self._entering = [self._positions[:num_rows] % size for *_, size in self._groups]
-
-    def _go_on(self, rows: NDArray[np.int64]) -> None:
-        """The next token of the rows that decoded last: everything is one further, and now and then in a new block."""
-        n = len(rows)
-        for array in (self._positions[:n], self._seq_lens[:n], self._draw_positions[:n], self._places, self._num_known):
-            array += 1
-        self._ends += 1
-        self._input_ids[:n] = self._drawn
-        for (blocks, width, slots, size), offsets in zip(self._groups, self._entering, strict=True):
-            slots[:n] += 1
-            offsets += 1
-            new = (offsets == size).nonzero()[0]
-            if len(new):
-                offsets[new] = 0
-                slots[new] = blocks[rows[new] * width + self._positions[new] // size].astype(np.int64) * size
-        self._room -= 1
-
-    def _find_all(self, num_rows: int, num_tokens: int, num_logits: int) -> None:
         rows, scheduled = self._rows[:num_rows], self._scheduled[:num_rows]
         computed = self._num_computed[rows].astype(np.int64)
         seq_lens = np.add(computed, scheduled, out=self._seq_lens[:num_rows])
-        self._ends = seq_lens.astype(np.int32)
+        self._ends = self._lengths[0, :num_rows]
+        self._ends[:] = seq_lens
         positions = self._positions[:num_tokens]
         if num_tokens == num_rows:  # one token a row: no row has to be found for a token
             token_rows = rows
@@ -128,6 +124,8 @@ class StepMemory:
             np.add((block - column) * size, positions, out=slots[:num_tokens])
         if num_tokens == num_rows == num_logits:
             self._draw_of_every_row(num_rows)
+            for offsets, (*_, size) in zip(self._course[1:], self._groups, strict=True):
+                offsets[:num_rows] = positions % size
         else:
             self._find_logits(num_logits)
 
@@ -150,8 +148,10 @@ class StepMemory:
 
     def _mark_places(self, req_idx: NDArray[np.int64], position: NDArray[np.int64]) -> None:
         """Where the drawn tokens go. Nothing reads one drawn at max_len, see the reference: it stays inside its row."""
-        self._places = req_idx * self._max_len + np.minimum(position, self._max_len - 1)
-        self._num_known = position + 1
+        n = len(position)
+        self._places, self._num_known = self._course[0, :n], self._lengths[1, :n]
+        np.add(req_idx * self._max_len, np.minimum(position, self._max_len - 1), out=self._places)
+        self._num_known[:] = position + 1
 
     def commit(self, num_rows: int, num_logits: int, sampled: NDArray[np.int64]) -> None:
         """Advances lengths and appends the drawn tokens [L], one a logits row, of the step that was prepared last."""
@@ -160,5 +160,3 @@ class StepMemory:
         if num_logits:
             self._drawn = self._token_ids[self._places] = sampled.astype(np.int32)
             self._num_tokens[self._logits_req[:num_logits]] = self._num_known
-        if self._is_decode:
-            self._decoding = self._rows[:num_rows].tobytes()
