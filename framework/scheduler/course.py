@@ -6,10 +6,11 @@ The scheduler starts a course behind a step of decodes and drops it as soon as a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from framework.batch import SchedulerOutput
+from framework.batch import BlockOps, SchedulerOutput
 from framework.scheduler.ledger import StepRecord
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ class Course:
     """
 
     def __init__(self, step: StepRecord, block_size: int) -> None:
-        self.requests, self._block_size, self._last, self._age = step.requests, block_size, step.scheduled, 0
+        self.requests, self._block_size, self._age = step.requests, block_size, 0
+        self._last = replace(step.scheduled, new=[], finished=[], preempted=[], aborted=[], block_ops=BlockOps())
         self._generations = step.generations
         self.room = min([r.max_total_tokens - len(r.token_ids) - r.num_in_flight for r in self.requests]) - 1
         # at the age of this index, and then once a block, the request's token is the first of a block
@@ -49,7 +51,7 @@ class Course:
             request.num_in_flight += 1
         self.room -= 1
         self._age += 1
-        last = self._last
+        last = self._last  # nothing arrives or leaves: its empty lists serve again
         self._last = scheduled = SchedulerOutput(
             step_id=step_id,
             rows=last.rows,
@@ -58,6 +60,11 @@ class Course:
             samples=last.samples,
             num_drafts=last.num_drafts,
             new_block_ids=deltas,
+            new=last.new,
+            finished=last.finished,
+            preempted=last.preempted,
+            aborted=last.aborted,
+            block_ops=last.block_ops,
             only_decodes=True,
             goes_on=True,
         )

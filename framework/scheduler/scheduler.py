@@ -23,7 +23,7 @@ from framework.scheduler.prefix_cache import PrefixCache
 from framework.scheduler.step_plan import Leaving, StepPlan, block_delta
 
 if TYPE_CHECKING:
-    from framework.batch import SchedulerOutput, StepOutput
+    from framework.batch import BlockDelta, SchedulerOutput, StepOutput
     from framework.interfaces import SchedulerContext
 
 _RUNNING = RequestStatus.RUNNING
@@ -91,6 +91,7 @@ class Scheduler:
         self._free_rows = list(range(ctx.max_num_seqs, 0, -1))
         self._leaving = Leaving()
         self._ledger = Ledger()
+        self._no_deltas = self._deltas({})
         self._decodes: StepRecord | None = None  # the last step, if it was one of decodes and all of them still run
         self._course: Course | None = None  # what has followed on it
         self._held: dict[str, list[int]] = {}  # blocks of ended requests that the connector still sends
@@ -190,8 +191,10 @@ class Scheduler:
                 blocks += self.pool.allocate(1)
                 self.pool.write(blocks[-1:])
             columns[request] = column
-        deltas = tuple([block_delta(columns, group) for group in range(self._num_groups)])
-        return course.emit(self._next_step_id, deltas)
+        return course.emit(self._next_step_id, self._deltas(columns) if columns else self._no_deltas)
+
+    def _deltas(self, columns: Mapping[Request, int]) -> tuple[BlockDelta, ...]:
+        return tuple([block_delta(columns, group) for group in range(self._num_groups)])
 
     def _decide(self) -> StepRecord:
         plan = StepPlan(self._ctx.max_num_batched_tokens)
@@ -488,7 +491,7 @@ def _is_plain(output: StepOutput, course: Course) -> bool:
     """Whether every row drew one token, and none of these ends a request or brings anything along."""
     if output.errors or output.logprobs is not None or output.sampled.shape[1] != 1:
         return False
-    return all(output.num_valid.tolist()) and not course.may_end(output.sampled.ravel().tolist())
+    return 0 not in output.num_valid.tolist() and not course.may_end([token for (token,) in output.sampled.tolist()])
 
 
 def _wants_logprobs(request: Request) -> bool:

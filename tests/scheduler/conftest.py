@@ -113,6 +113,7 @@ class Shadow:
         self.rows, self.in_flight, self.requests, self.news, self.errors = {}, deque(), {}, [], {}
         self.memory = {}  # (group, slot) -> value, only of steps that came back
         self.value_of_key = {}
+        self.last = None  # the step issued last
 
     def add(self, request):
         self.scheduler.add_request(request)
@@ -132,6 +133,7 @@ class Shadow:
         self._arrive(scheduled)
         self._append_blocks(scheduled)
         self._check_limits(scheduled)
+        self._check_course(scheduled)
         spans = [self._span(scheduled, i) for i in range(scheduled.num_rows)]
         blocks = {block for _, _, tables, *_ in spans for table in tables for block in table}
         self.in_flight.append(Issued(scheduled, spans, blocks))
@@ -185,6 +187,18 @@ class Shadow:
             ):
                 resumed = self.rows[number].request.num_preemptions > 0
                 assert samples or resumed, f"prompt of row {number} cut to {count} tokens"
+
+    def _check_course(self, scheduled):
+        ones = scheduled.num_scheduled_tokens.tolist() == [1] * scheduled.num_rows
+        assert scheduled.only_decodes == bool(ones and scheduled.num_rows and scheduled.samples.all())
+        last, self.last = self.last, scheduled
+        if scheduled.goes_on:
+            assert last.only_decodes and scheduled.only_decodes
+            assert scheduled.rows.tolist() == last.rows.tolist()
+            assert (scheduled.num_computed_tokens == last.num_computed_tokens + 1).all()
+            assert not (scheduled.new or scheduled.finished or scheduled.preempted or scheduled.aborted)
+            assert not scheduled.block_ops and scheduled.num_prompt_tokens == 0
+            assert {id(self.rows[row]) for row in scheduled.rows} == {id(self.rows[row]) for row in last.rows}
 
     def _span(self, scheduled, i):
         number, start = int(scheduled.rows[i]), int(scheduled.num_computed_tokens[i])

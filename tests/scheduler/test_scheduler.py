@@ -426,6 +426,40 @@ def test_decode_is_scheduled_one_step_ahead_of_its_token(sim):
     shadow.drain()
 
 
+@pytest.mark.parametrize("in_flight", (1, 2))
+def test_decodes_go_on_until_one_arrives_or_leaves(sim, in_flight):
+    shadow = sim.Shadow(max_in_flight=in_flight)
+    for name in "ab":
+        shadow.add(sim.request(name, [1, 2, 3], 30))
+    going = []
+
+    def step():
+        while len(shadow.in_flight) < in_flight:
+            going.append(shadow.issue().goes_on)
+        shadow.commit()
+
+    for _ in range(10):
+        step()
+    assert going[:2] == [False, False] and all(going[2:])
+    shadow.add(sim.request("c", [1, 2, 3], 30))
+    going.clear()
+    for _ in range(8):
+        step()
+    assert going[:2] == [False, False] and all(going[2:])  # c arrives, then c decodes with the others
+    shadow.abort("a")
+    going.clear()
+    for _ in range(6):
+        step()
+    assert going[0] is False and all(going[1:])
+    shadow.errors["b"] = "broken"
+    step()
+    going.clear()
+    for _ in range(in_flight + 3):
+        step()
+    assert False in going and going[-1] is True
+    shadow.drain()
+
+
 def test_request_that_may_be_at_its_limit_is_not_scheduled_beyond_it(sim):
     shadow = sim.Shadow(max_in_flight=2)
     shadow.add(sim.request("a", range(6), 1))
