@@ -22,6 +22,7 @@ from framework.errors import ConfigError, FrameworkError, did_you_mean
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from framework.config import Config
     from framework.runs import RunArgs
 
 FLAGS_WITH_VALUE = {
@@ -162,7 +163,7 @@ def _app(cfg: DictConfig) -> None:
     try:
         config, run, args = parts_of(cfg)
         if record is not None:
-            args = _with_own_output(args)
+            config, args = _with_own_files(config, args)
         prepare_environment(config.backend.name)
         metrics = registry().load_target("run", run.name)(config, args)
     except FrameworkError as error:
@@ -199,17 +200,21 @@ def _record(status: str, metrics: Mapping[str, Any] | None = None, error: str | 
     Path(job.runtime.output_dir, "result.json").write_text(json.dumps(result, indent=1, default=str), encoding="utf-8")
 
 
-def _with_own_output(args: RunArgs) -> RunArgs:
-    """`output=` of a job of a sweep lies in the job's folder: else every job would overwrite the one before it."""
+def _with_own_files(config: Config, args: RunArgs) -> tuple[Config, RunArgs]:
+    """Files of a job of a sweep lie in the job's folder: else every job would overwrite those of the one before it."""
     from hydra.core.hydra_config import HydraConfig
 
-    if not args.output:
-        return args
     folder = Path(HydraConfig.get().runtime.output_dir)
-    path = folder / args.output
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise ConfigError(f"output={args.output}: a job of a sweep writes into its own folder. Use output=NAME")
-    return replace(args, output=str(path))
+
+    def own(key: str, name: str | None) -> str | None:
+        if not name:
+            return name
+        path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"{key}={name}: a job of a sweep writes into its own folder. Use {key}=NAME")
+        return str(path)
+
+    return replace(config, trace=own("trace", config.trace)), replace(args, output=own("output", args.output))
 
 
 def _register_search_path() -> None:

@@ -41,7 +41,7 @@ from framework.promised import refuse_key
 from framework.request import SamplingParams
 from framework.runs import RunArgs
 from framework.stage_order import Place, solve_order
-from framework.words import TEXT_KEYS, Roots, Vocabulary, override_words
+from framework.words import RUN_TEXTS, TEXT_KEYS, Roots, Vocabulary, override_words
 
 COMPONENT_GROUPS = ("backend", "attention", "policy", "spec_decode", "kv_connector", "grammar", "executor")
 NODES = ("model", "engine", "kv_cache", "scheduler", "sampler", *COMPONENT_GROUPS, "run")
@@ -91,6 +91,7 @@ def parts_of(cfg: DictConfig) -> tuple[Config, ComponentConfig, RunArgs]:
         scheduler=_scheduler(nodes["scheduler"]),
         sampler=_sampler(nodes["sampler"]),
         **{group: _component(group, nodes[group]) for group in COMPONENT_GROUPS},
+        trace=_text("trace", nodes),
     )
     return config, _component("run", nodes["run"]), _run_args(nodes)
 
@@ -234,13 +235,18 @@ def _absent_places(places: Mapping[str, Place], nodes: Mapping[str, Any]) -> dic
 
 
 def _run_args(nodes: Mapping[str, Any]) -> RunArgs:
-    texts = {key: nodes.get(key) for key in TEXT_KEYS}
-    for key, text in texts.items():
-        if not isinstance(text, str | None):
-            raise ConfigError(f"{key}={text!r} must be text. In a YAML file, quote it")
+    texts = {key: _text(key, nodes) for key in RUN_TEXTS}
     for key in ("prompt", "system"):
         texts[key] = _read_at(key, texts[key])
-    return RunArgs(**texts, options={key: value for key, value in nodes["run"].items() if key != "name"})
+    options = _component("run", nodes["run"]).options
+    return RunArgs(**texts, options=options)
+
+
+def _text(key: str, nodes: Mapping[str, Any]) -> str | None:
+    text = nodes.get(key)
+    if not isinstance(text, str | None):
+        raise ConfigError(f"{key}={text!r} must be text. In a YAML file, quote it")
+    return text
 
 
 def _read_at(key: str, text: str | None) -> str | None:

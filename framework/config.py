@@ -177,7 +177,7 @@ class SamplerConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """Everything one engine is built from. `run` and the text keys belong to the command line alone."""
+    """Everything one engine is built from. `run`, `bench` and the other text keys belong to the command line alone."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     engine: EngineOptions = field(default_factory=EngineOptions)
@@ -191,9 +191,12 @@ class Config:
     kv_connector: ComponentConfig = ComponentConfig("none")
     grammar: ComponentConfig = ComponentConfig("none")
     executor: ComponentConfig = ComponentConfig("inprocess")
+    trace: str | None = None  # file that every step's decisions are written to
 
     def __post_init__(self) -> None:
         _check_types("", self)
+        if self.trace == "":
+            raise ConfigError("trace= is empty. Name a file, or leave it out")
         for group in ("spec_decode", "kv_connector", "grammar"):
             name = getattr(self, group).name
             if name != "none":

@@ -89,6 +89,11 @@ class FrameworkHooks:
         """One step of the engine is over (framework.engine.stats.StepStats)."""
 
     @hookspec
+    def on_step(self, scheduled: Any, tokens: Any, stats: Any, counts: Any) -> None:
+        """One step of the engine: what was decided (framework.batch.SchedulerOutput), what came of it (a list of
+        framework.request.NewTokens), the StepStats, and the scheduler's counters afterwards. Change nothing of it."""
+
+    @hookspec
     def on_request_finished(self, request: Any, output: RequestOutput) -> None:
         """A request ended, for whatever reason."""
 
@@ -100,6 +105,7 @@ class FrameworkHooks:
 EVENTS = {
     "on_request_added": ("request",),
     "on_step_end": ("stats",),
+    "on_step": ("scheduled", "tokens", "stats", "counts"),
     "on_request_finished": ("request", "output"),
 }
 
@@ -131,8 +137,10 @@ class EventBus:
     Returns at once when nobody observes; the engine emits once a step, never once a token.
     """
 
-    def __init__(self, observers: dict[str, list[_Observer]] | None = None):
+    def __init__(self, observers: dict[str, list[_Observer]] | None = None, parent: EventBus | None = None):
         self._observers = {event: list((observers or {}).get(event, ())) for event in EVENTS}
+        self._parent = parent
+        self._joined: list[Any] = []
 
     @classmethod
     def of(cls, manager: pluggy.PluginManager, built: Iterable[tuple[str, Any]] = ()) -> EventBus:
@@ -141,17 +149,32 @@ class EventBus:
             event: [_observer(impl, names) for impl in _impls(manager, event)] for event, names in EVENTS.items()
         }
         for label, one in built:
-            for event in EVENTS:
-                if hasattr(one, event):
-                    observers[event].append(_Observer(label, getattr(one, event), tuple(range(len(EVENTS[event])))))
+            for event, methods in _methods(label, one).items():
+                observers[event] += methods
         return cls(observers)
+
+    def joined(self, label: str, one: Any) -> EventBus:
+        """A bus of one engine: whoever hears this one hears it too, while `one` hears that engine alone.
+
+        one  an observer that has `close`, which the bus of the engine calls at its end
+        """
+        bus = EventBus(_methods(label, one), parent=self)
+        bus._joined.append(one)
+        return bus
+
+    def close(self) -> None:
+        """Ends what joined this bus and has something to close; the bus it joined goes on."""
+        for one in self._joined:
+            one.close()
 
     def has(self, event: str) -> bool:
         """Whether anybody observes the event, for emitters whose values cost something to make."""
-        return bool(self._observers[event])
+        return bool(self._observers[event]) or (self._parent is not None and self._parent.has(event))
 
     def emit(self, event: str, *values: Any) -> None:
         """Calls every observer of `event` with its values in the order of the hook's arguments. Raises nothing."""
+        if self._parent is not None:
+            self._parent.emit(event, *values)
         observers = self._observers[event]
         if not observers:
             return
@@ -462,6 +485,12 @@ def _impls(manager: pluggy.PluginManager, hook: str) -> list[pluggy.HookImpl]:
 
 def _observer(impl: pluggy.HookImpl, names: tuple[str, ...]) -> _Observer:
     return _Observer(impl.plugin_name, impl.function, tuple(names.index(name) for name in impl.argnames))
+
+
+def _methods(label: str, observer: Any) -> dict[str, list[_Observer]]:
+    """What an object hears: its methods take all of an event's values."""
+    heard = {event: getattr(observer, event) for event in EVENTS if hasattr(observer, event)}
+    return {event: [_Observer(label, method, tuple(range(len(EVENTS[event]))))] for event, method in heard.items()}
 
 
 def _check_events(observer: Any) -> None:

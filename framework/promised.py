@@ -14,7 +14,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "run": ("chat", "bench", "explain", "check", "new", "serve", "replay"),
     "sampler/stage": ("grammar", "allowed_ids", "min_tokens", "bad_words", "logit_bias", "penalties"),
 }
-KEYS = ("trace", "server", "bench")
+KEYS = ("server", "bench")
 
 
 def refuse_option(group: str, option: str, built: Collection[str]) -> None:

@@ -18,7 +18,9 @@ from framework.discovery import config_files, group_options
 from framework.errors import ConfigError, did_you_mean
 from framework.promised import refuse_key, refuse_option
 
-TEXT_KEYS = ("prompt", "system", "prompts_file", "output", "target")
+RUN_TEXTS = ("prompt", "system", "prompts_file", "output", "target")
+"""Texts that belong to the command line alone."""
+TEXT_KEYS = (*RUN_TEXTS, "trace")
 """Keys whose value is text: never parsed, never swept, delivered byte for byte."""
 NOT_A_LIST_OF_OPTIONS = re.compile(r"[\[\](){}$]")
 REMOVED_STAGE = re.compile(r"sampler\.stages\.[^.]+")
@@ -64,7 +66,7 @@ def override_words(typed: Iterable[str], vocabulary: Vocabulary) -> list[str]:
         key, equals, _ = word.lstrip("+").partition("=")
         if word.startswith("-") or not (equals or word.startswith("~")):
             raise ConfigError(f"override {word!r} is not KEY=VALUE. Flags and bare words belong to the command line")
-        if key in (*TEXT_KEYS, "run") or re.match(r"(run|hydra)\b", key):
+        if key in RUN_TEXTS or re.match(r"(run|bench|hydra)\b", key):
             refuse_key(key)
             raise ConfigError(f"override {word!r}: {key} belongs to the command line alone. Leave it out")
     return command_words(words, vocabulary)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from framework.engine.choice import Choice, check_attention, check_memory, choose
 from framework.engine.core import EngineCore
 from framework.engine.engine import Engine
+from framework.engine.trace import Trace
 from framework.errors import CheckpointError, ConfigError, NotBuiltError
 from framework.interfaces import AttentionContext, KVGroup, ModelContext, SchedulerContext
 from framework.nulls import NoConnector
@@ -24,7 +25,7 @@ from framework.plugins import registry
 if TYPE_CHECKING:
     from framework.config import Config
     from framework.interfaces import AttentionBackend, KVSpec, LayerSpec, Model, Scheduler
-    from framework.plugins import Registry
+    from framework.plugins import EventBus, Registry
 
 _log = logging.getLogger("framework")
 
@@ -35,12 +36,16 @@ def build_engine(config: Config, plugins: Registry | None = None) -> Engine:
     start = perf_counter()
     plugins = plugins or registry()
     choice = choose(config, plugins)
+    trace = None if config.trace is None else Trace(config.trace)
     loading = perf_counter()
     model, layers = _load_model(choice)
     choice.seconds["load"] = perf_counter() - loading
     kv = _allocate(choice, layers)
-    engine = _assemble(choice, model, kv, plugins)
+    events = plugins.events if trace is None else plugins.events.joined("trace", trace)
+    engine = _assemble(choice, model, kv, events)
     choice.seconds["total"] = perf_counter() - start
+    if trace is not None:
+        trace.begin(engine.facts)
     _log.info(_ready(engine.facts))
     return engine
 
@@ -136,7 +141,7 @@ def _groups(layers: list[LayerSpec], block_size: int) -> tuple[KVGroup, ...]:
     return tuple(KVGroup(n, "full", block_size, None, tuple(x.index for x in layers if x.group == n)) for n in names)
 
 
-def _assemble(choice: Choice, model: Model, kv: _KVMemory, plugins: Registry) -> Engine:
+def _assemble(choice: Choice, model: Model, kv: _KVMemory, events: EventBus) -> Engine:
     from framework.worker.model_runner import ModelRunner
 
     choice.table.allocate(kv.groups)
@@ -152,7 +157,7 @@ def _assemble(choice: Choice, model: Model, kv: _KVMemory, plugins: Registry) ->
         max_num_batched_tokens=choice.config.scheduler.max_num_batched_tokens,
     )
     executor = choice.executor.target(choice.executor.options, runner)
-    core = EngineCore(_scheduler(choice, kv, executor.max_in_flight), executor, plugins.events)
+    core = EngineCore(_scheduler(choice, kv, executor.max_in_flight), executor, events)
     executor.start()
     return Engine(choice.config, core, choice.admission, choice.tokenizer, _facts(choice, kv))
 

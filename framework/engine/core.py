@@ -95,6 +95,8 @@ class EngineCore:
         num_output_tokens = sum([len(new.token_ids) for new in tokens])
         self.last_step.record(step.scheduled, num_output_tokens, seconds, wall_s)
         self.events.emit("on_step_end", self.last_step)
+        if self.events.has("on_step"):
+            self.events.emit("on_step", step.scheduled, tokens, self.last_step, self.scheduler.stats())
 
 
 def _nothing(scheduled: SchedulerOutput) -> StepOutput:

@@ -172,3 +172,4 @@ class Engine:
         for request_id in list(self._states):
             self.abort(request_id)
         self.core.executor.stop()
+        self.core.events.close()

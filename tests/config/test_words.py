@@ -77,7 +77,6 @@ def test_promised_run_is_refused_as_not_built(vocabulary, run):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("trace=t.json", "trace is not built yet"),
         ("server.port=80", r"server\.port is not built yet"),
         ("++server.host=x", r"server\.host is not built yet"),
         ("bench=latency", "bench is not built yet"),

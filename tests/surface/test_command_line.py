@@ -376,3 +376,19 @@ def test_job_of_a_sweep_writes_no_output_outside_of_its_folder(command, folders,
     assert result.returncode == 1
     assert b"error: output=../o.jsonl: a job of a sweep writes into its own folder" in result.stderr
     assert not list(tmp_path.glob("**/o.jsonl"))
+
+
+def test_trace_of_a_run_holds_its_steps_whatever_its_name(typed, tmp_path):
+    name = "it's {a} trace, (really).jsonl"
+    assert typed("prompt=w4", f"trace={name}", *GREEDY)[:2] == (0, "w4w5 w6 w7\n")
+    assert [next(iter(line)) for line in lines_of(tmp_path / name)] == ["trace", "request", "step", "step", "step"]
+    assert typed("prompt=w4", "trace=/dev/full", *GREEDY)[:2] == (0, "w4w5 w6 w7\n")
+    code, _, err = typed("prompt=w4", "trace=no/such/t.jsonl", *GREEDY)
+    assert code == 2 and "error: trace=no/such/t.jsonl: No such file or directory" in err
+
+
+def test_every_job_of_a_sweep_has_a_trace_of_its_own(command, folders, tmp_path):
+    result = command("-m", f"model.path={folders['chain']}", *SMALL, "prompt=w4", "engine.seed=1,2", "trace=t.jsonl")
+    assert result.returncode == 0, result.stderr
+    assert len(list(tmp_path.glob("multirun/*/*/*/t.jsonl"))) == 2
+    assert not (tmp_path / "t.jsonl").exists()

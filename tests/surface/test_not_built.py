@@ -46,7 +46,6 @@ WORDS = [
     "backend=tpu",
     "server.port=8000",
     "server.host=localhost",
-    "+trace=t.json",
     *(
         f"+sampler/stage={name}"
         for name in ("grammar", "allowed_ids", "min_tokens", "bad_words", "logit_bias", "penalties")
@@ -57,7 +56,6 @@ COMMANDS = [
     *([run] for run in ("chat", "bench", "explain", "check", "new", "serve", "replay")),
     ["check", "stage/min_p"],
     ["generate", "prompt=x", "system=y"],
-    ["generate", "prompt=x", "trace=t.json"],
 ]
 
 

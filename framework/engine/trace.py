@@ -1,0 +1,161 @@
+"""`trace=FILE`: one JSON line for each request and each step of an engine, written as it happens.
+
+Hears the engine's events like any observer and changes nothing. A file that cannot be written any more ends the trace,
+with its reason in the log, and not the engine. The builder opens it; `docs/runs.md` says what the lines hold.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from framework.errors import ConfigError
+
+if TYPE_CHECKING:
+    from framework.batch import BlockOps, NewRequest, SchedulerOutput
+    from framework.engine.stats import StepStats
+    from framework.request import NewTokens, Request, RequestOutput
+
+TRACE_FORMAT = 1
+_ENDS_OUTSIDE_OF_STEPS = ("abort",)
+_log = logging.getLogger("framework")
+
+
+class Trace:
+    """Opens `path` and leaves what it holds until `begin`. ConfigError when it cannot be opened."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        try:
+            self._file: io.FileIO | None = io.FileIO(path, "w", opener=_open_as_it_is)
+        except OSError as error:
+            raise ConfigError(f"trace={path}: {error.strerror}. Name a file in a folder that can be written") from None
+        self._ids: dict[int, str] = {}  # request of each row of the request table
+        self._size = 0  # bytes of whole lines, where the file has a size
+        self._start = time.perf_counter()
+        self._lock = threading.Lock()  # requests may end on another thread than that of the steps
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """Drops what the file held and writes the first line. facts: what the engine was built with."""
+        assert self._file is not None, "a trace begins once, before it is closed"
+        if _is_regular(self._file):
+            self._file.truncate(0)
+        self._start = time.perf_counter()
+        self._write({"trace": TRACE_FORMAT, "time": time.time(), **facts})
+
+    def on_request_added(self, request: Request) -> None:
+        self._write(
+            {
+                "request": request.request_id,
+                "t": self._now(),
+                "num_prompt_tokens": len(request.prompt_token_ids),
+                "max_total_tokens": request.max_total_tokens,
+                "priority": request.priority,
+                "seed": request.seed,
+            }
+        )
+
+    def on_step(
+        self, scheduled: SchedulerOutput, tokens: list[NewTokens], stats: StepStats, counts: Mapping[str, int | float]
+    ) -> None:
+        preempted, aborted = self._leave(scheduled.preempted), self._leave(scheduled.aborted)
+        self._leave(scheduled.finished)
+        self._ids.update({new.req_idx: new.request_id for new in scheduled.new})
+        line = {
+            "step": scheduled.step_id,
+            "t": self._now(),
+            "rows": self._rows(scheduled),
+            "admitted": [_admitted(new) for new in scheduled.new],
+            "preempted": preempted,
+            "aborted": aborted,
+            "tokens": {new.request.request_id: new.token_ids for new in tokens if new.token_ids},
+            "finished": {new.request.request_id: new.finish_reason for new in tokens if new.finish_reason},
+            "new_blocks": sum(len(delta.ids) for delta in scheduled.new_block_ids),
+            "counts": dict(counts),
+            "seconds": {part: round(value, 6) for part, value in stats.seconds.items()},
+        }
+        if scheduled.block_ops:
+            line["block_ops"] = _counts_of(scheduled.block_ops)
+        self._write(line)
+
+    def on_request_finished(self, request: Request, output: RequestOutput) -> None:
+        """What ends in a step stands in the step's line; this is for what ends between steps."""
+        reason = output.outputs[0].finish_reason
+        if reason in _ENDS_OUTSIDE_OF_STEPS:
+            self._write({"end": request.request_id, "t": self._now(), "finish_reason": reason})
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def _rows(self, scheduled: SchedulerOutput) -> list[list[Any]]:
+        """A row: [request id, tokens computed before, tokens of this step, drafts among them, whether it draws]."""
+        columns: Iterable[Any] = (
+            scheduled.rows, scheduled.num_computed_tokens, scheduled.num_scheduled_tokens, scheduled.num_drafts,
+            scheduled.samples,
+        )  # fmt: skip
+        return [[self._ids[row], *rest] for row, *rest in zip(*(c.tolist() for c in columns), strict=True)]
+
+    def _leave(self, rows: Iterable[int]) -> list[str]:
+        return [self._ids.pop(row) for row in rows if row in self._ids]
+
+    def _now(self) -> float:
+        return round(time.perf_counter() - self._start, 6)
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        text = (json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+        with self._lock:
+            if self._file is None:
+                return
+            try:
+                _write_whole(self._file, text)
+                self._size += len(text)
+            except OSError as error:
+                file, self._file = self._file, None
+                self._give_up(file, error)
+
+    def _give_up(self, file: io.FileIO, error: OSError) -> None:
+        if _is_regular(file):
+            file.truncate(self._size)  # the part of a line that still fitted
+        file.close()
+        _log.error(
+            "trace=%s: %s. The trace ends here, its lines so far are whole, and the engine goes on",
+            self._path, error.strerror,
+        )  # fmt: skip
+
+
+def _admitted(new: NewRequest) -> dict[str, Any]:
+    """hit_tokens: known tokens whose KV was there already; resumed: whether it had been preempted after some output."""
+    return {
+        "id": new.request_id,
+        "hit_tokens": int(new.num_computed_tokens),
+        "known_tokens": len(new.token_ids),
+        "resumed": len(new.token_ids) > new.num_prompt_tokens,
+    }
+
+
+def _counts_of(ops: BlockOps) -> dict[str, int]:
+    found = {name: len(getattr(ops, name)) for name in ("swap_out", "copy", "swap_in", "zero")}
+    return {name: count for name, count in found.items() if count}
+
+
+def _write_whole(file: io.FileIO, text: bytes) -> None:
+    while text:
+        text = text[file.write(text) :]
+
+
+def _is_regular(file: io.FileIO) -> bool:
+    return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+
+
+def _open_as_it_is(path: str, flags: int) -> int:
+    return os.open(path, flags & ~os.O_TRUNC, 0o666)
