@@ -86,6 +86,9 @@ class Scheduler(Protocol):
     def abort(self, request_id: str) -> Request | None:
         """Ends a waiting or running request with finish_reason `abort`; None when the id is not known."""
 
+    def stop(self, request_id: str, stop_string: str) -> Request | None:
+        """Like `abort`, with finish_reason `stop` and this stop_reason: the text holds a stop string."""
+
     def schedule(self) -> SchedulerOutput:
         """The next step. May be called again before `update` of the steps in flight (up to max_in_flight)."""
 

@@ -15,8 +15,10 @@ import tokenizers
 
 from framework import gguf_vocabulary
 from framework.chat_template import ChatTemplate
+from framework.clean_up import clean_up
 from framework.errors import CheckpointError, RequestError
 from framework.interfaces import Checkpoint
+from framework.pieces import pieces_of
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -24,8 +26,11 @@ _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_
 class Tokenizer:
     """A vocabulary with its special tokens and its chat template.
 
-    special_tokens  {"bos_token": text, ...} of the roles that are filled
-    chat_template   source text, None when the checkpoint has none
+    special_tokens   {"bos_token": text, ...} of the roles that are filled
+    special_ids      ids of all special tokens, those of no role too
+    chat_template    source text, None when the checkpoint has none
+    pieces           what each token adds to a text
+    clean_up_spaces  whether spaces before punctuation are closed up in decoded text
     """
 
     def __init__(
@@ -38,8 +43,10 @@ class Tokenizer:
     ) -> None:
         self.special_tokens = dict(special_tokens)
         self.chat_template = chat_template
+        self.special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
+        self.pieces = pieces_of(backend)
+        self.clean_up_spaces = clean_up_spaces
         self._backend = backend
-        self._clean_up_spaces = clean_up_spaces
         self._compiled: ChatTemplate | None = None
         backend.no_truncation()  # tokenizer.json may carry the limits of somebody's training
         backend.no_padding()
@@ -73,7 +80,7 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the ids; bytes that are no whole character become U+FFFD."""
         text = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        return _clean_up(text) if self._clean_up_spaces else text
+        return clean_up(text) if self.clean_up_spaces else text
 
     def decode_token(self, token_id: int) -> str:
         """Text of one token, special ones included; an id without a token gives an empty string."""
@@ -220,10 +227,3 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     if isinstance(found, list):
         return {entry["name"]: entry["template"] for entry in found}.get("default")
     return found
-
-
-def _clean_up(text: str) -> str:
-    """Without the spaces that word-level decoders leave before punctuation and contractions."""
-    for spaced in (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"):
-        text = text.replace(spaced, spaced.strip())
-    return text

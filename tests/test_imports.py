@@ -22,7 +22,8 @@ pure functions of tensors and know no pipeline. The rest of `sampling` is closed
 LEVELS = (
     {"__main__"}, {"cli"}, {"composing", "helptext", "sweep"}, {"runs", "server"}, {"engine"}, {"testing"},
     {"scheduler", "worker", "sampling"}, {"layers", "checkpoint", "tokenizer"},
-    {"plugins", "chat_template", "gguf_vocabulary", "nulls", "step_ops"}, {"config", "words", "stage_order"},
+    {"plugins", "chat_template", "gguf_vocabulary", "pieces", "clean_up", "nulls", "step_ops"},
+    {"config", "words", "stage_order"},
     {"interfaces", "discovery", "promised"}, {"batch", "request"}, {"__init__", "errors", "rng"},
 )  # fmt: skip
 """Every part of the core, from the top down: a part imports those of lower levels only, none beside it."""

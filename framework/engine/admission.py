@@ -167,6 +167,10 @@ class Admission:
         for i in params.stop_token_ids:
             if i >= vocab:
                 raise RequestError(f"stop_token_ids holds {i}, outside the vocabulary 0..{vocab - 1}")
+        if self.tokenizer is None and params.stop:
+            raise RequestError(
+                f"stop={list(params.stop)} needs text, and the model has no tokenizer; use stop_token_ids"
+            )
         if self.tokenizer is None and params.detokenize and "detokenize" in params.named:
             raise RequestError("detokenize=True needs a tokenizer, and the model has none; use detokenize=False")
         if params.logprobs is not None and params.logprobs > vocab:
@@ -256,10 +260,8 @@ def _refuse_unbuilt(params: SamplingParams) -> None:
     """What the engine itself does not do yet; what concerns the sampler is refused by the pipeline."""
     unbuilt = {
         "n": params.n > 1,
-        "stop": bool(params.stop),
         "min_tokens": params.min_tokens > 0,
         "prompt_logprobs": params.prompt_logprobs is not None,
-        "include_stop_str_in_output": params.include_stop_str_in_output,
     }
     for name, asked in unbuilt.items():
         if asked:

@@ -81,6 +81,9 @@ class EngineCore:
     def abort(self, request_id: str) -> Request | None:
         return self.scheduler.abort(request_id)
 
+    def stop(self, request_id: str, stop_string: str) -> Request | None:
+        return self.scheduler.stop(request_id, stop_string)
+
     def has_work(self) -> bool:
         return self.scheduler.has_work() or bool(self._in_flight)
 

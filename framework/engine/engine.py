@@ -132,8 +132,11 @@ class Engine:
 
     def _take(self, new: NewTokens, now: float) -> RequestOutput | None:
         request_id = new.request.request_id
-        output = self._states[request_id].add(new, self.core.last_output, now)
+        state = self._states[request_id]
+        output = state.add(new, self.core.last_output, now)
         if output is not None and output.finished:
+            if state.must_stop:
+                self.core.stop(request_id, str(output.outputs[0].stop_reason))
             del self._states[request_id]
             self.core.events.emit("on_request_finished", new.request, output)
         return output

@@ -134,15 +134,23 @@ class Scheduler:
 
         Tokens that steps in flight still return for it are dropped.
         """
+        return self._leave(request_id, "abort", None)
+
+    def stop(self, request_id: str, stop_string: str) -> Request | None:
+        """Like `abort`, with finish_reason `stop`: the output side has found a stop string in the text."""
+        return self._leave(request_id, "stop", stop_string)
+
+    def _leave(self, request_id: str, reason: str, stop_string: str | None) -> Request | None:
         request = self._requests.get(request_id)
         if request is None:
             return None
+        request.stop_reason = stop_string
         if request.status is _RUNNING:
             self._leaving.aborted.append(request.req_idx)
             self._stop_running(request)
         else:
             self._waiting.remove(request)
-        self._end(request, "abort")
+        self._end(request, reason)
         return request
 
     def has_work(self) -> bool:

@@ -80,3 +80,86 @@ def test_requests_of_one_batch_end_each_in_its_own_way(chain):
     assert [(o.finish_reason, o.token_ids) for o in outputs] == [
         ("length", [5, 6]), ("stop", [1, 2, 3]), ("stop", [7, 8, 9]), ("length", [11]),
     ]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------ stop strings
+
+
+def stream(llm, prompt, **params):
+    """(texts, token ids, last output) of the deltas of one request."""
+    llm.engine.add_request("s", prompt, SamplingParams(temperature=0, output_kind="delta", **params))
+    outputs = []
+    while llm.engine.has_unfinished_requests():
+        outputs += llm.engine.step()
+    return [o.outputs[0].text for o in outputs], [i for o in outputs for i in o.outputs[0].token_ids], outputs[-1]
+
+
+def assert_all_returned(llm):
+    stats = llm.engine.stats()
+    assert (stats["num_running"], stats["num_waiting"]) == (0, 0)
+    assert stats["num_free_blocks"] == stats["num_blocks"] - 1
+
+
+@pytest.mark.parametrize(
+    ("stop", "tokens", "text", "included"),
+    [
+        ("w7", [5, 6, 7], "w5 w6 ", "w5 w6 w7"),
+        ("6 w", [5, 6, 7], "w5 w", "w5 w6 w"),  # across two borders of tokens
+        (["w9", "w7"], [5, 6, 7], "w5 w6 ", "w5 w6 w7"),
+        (["w1", "w10"], [5, 6, 7, 8, 9, 10], "w5 w6 w7 w8 w9 ", "w5 w6 w7 w8 w9 w10"),
+        (["5", "w5"], [5], "", "w5"),
+    ],
+)
+def test_stop_string_ends_the_request_and_the_text(chain, stop, tokens, text, included):
+    for include, expected in ((False, text), (True, included)):
+        got = run(chain, [4], stop=stop, include_stop_str_in_output=include)
+        assert summary(got)[:3] == (tokens, expected, "stop")
+        assert got.stop_reason in stop
+        pieces, ids, last = stream(chain, [4], stop=stop, include_stop_str_in_output=include)
+        assert ("".join(pieces), ids) == (expected, tokens)
+        assert (last.outputs[0].finish_reason, last.outputs[0].stop_reason) == ("stop", got.stop_reason)
+        assert_all_returned(chain)
+
+
+def test_no_part_of_a_stop_string_is_streamed(chain):
+    pieces, _, _ = stream(chain, [4], stop="w6 w7 w8", max_tokens=8)
+    assert pieces == ["w5", " ", "", ""]
+    pieces, ids, last = stream(chain, [4], stop="w6 w7 w9", max_tokens=4)  # it never comes whole
+    assert ("".join(pieces), len(ids), last.outputs[0].finish_reason) == ("w5 w6 w7 w8", 4, "length")
+
+
+def test_stop_string_goes_before_length_on_one_token(chain):
+    assert summary(run(chain, [4], stop="w6", max_tokens=2)) == ([5, 6], "w5 ", "stop", "w6")
+
+
+def test_eos_before_the_stop_string_is_whole_gives_the_held_text(chain):
+    assert summary(run(chain, [1], stop="w2 w4")) == ([2, 3], "w2", "stop", None)
+    pieces, _, _ = stream(chain, [1], stop="w2 w4")
+    assert pieces == ["", "w2"]
+
+
+def test_aborted_request_gives_the_text_that_was_held_back(chain):
+    chain.engine.add_request("s", [4], SamplingParams(temperature=0, output_kind="delta", stop="w5 w9"))
+    assert [o.outputs[0].text for o in chain.engine.step()] == [""]
+    assert chain.engine.abort("s").outputs[0].text == "w5"
+    assert_all_returned(chain)
+
+
+def test_logprobs_end_with_the_token_that_completes_the_stop_string(chain):
+    got = run(chain, [4], stop="w7", logprobs=1)
+    assert len(got.logprobs) == len(got.token_ids) == 3
+
+
+def test_request_that_a_stop_string_ended_leaves_the_others_alone(chain):
+    each = [SamplingParams(temperature=0, stop="w6", max_tokens=9), SamplingParams(temperature=0, max_tokens=9)]
+    outputs = chain.generate([[4], [5]], each)
+    assert [o.outputs[0].token_ids for o in outputs] == [[5, 6], [6, 7, 8, 9, 10, 11, 12, 13, 14]]
+    assert_all_returned(chain)
+
+
+def test_stop_strings_of_a_model_without_a_tokenizer_are_refused(folders):
+    with (
+        LLM(folders["bare"], overrides=["engine.dtype=float32", "engine.max_model_len=32"]) as llm,
+        pytest.raises(ValueError, match=r"stop=\['x'\] needs text, and the model has no tokenizer; use stop_token_ids"),
+    ):
+        llm.generate([[4]], SamplingParams(stop="x"))

@@ -16,8 +16,6 @@ SMALL = ("engine.dtype=float32", "engine.max_model_len=64")
 
 PARAMETERS = {
     "n": 2,
-    "stop": ["x"],
-    "include_stop_str_in_output": True,
     "min_tokens": 2,
     "prompt_logprobs": 1,
     "logprobs": -1,
@@ -75,8 +73,9 @@ def test_parameter_is_refused_as_a_configured_default(folders, name):
 
 
 def test_every_sampling_parameter_is_either_served_or_in_the_list_above():
-    served = {"temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop_token_ids", "ignore_eos",
-              "logprobs", "detokenize", "skip_special_tokens", "output_kind", "stages", "extra_args"}  # fmt: skip
+    served = {"temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos",
+              "include_stop_str_in_output", "logprobs", "detokenize", "skip_special_tokens", "output_kind", "stages",
+              "extra_args"}  # fmt: skip
     assert served | set(PARAMETERS) == set(SamplingParams.defaults())
 
 
