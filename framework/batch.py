@@ -7,6 +7,7 @@ in several, and on another host. `InputBatch` and `Rows` hold device tensors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -242,6 +243,15 @@ class LogprobsColumns:
 
 
 @dataclass(slots=True)
+class Transfers:
+    """What a KV connector's worker side reports with a step: leases that were sent or received, blocks that failed."""
+
+    sent: Sequence[int] = ()
+    received: Sequence[int] = ()
+    failed: Sequence[int] = ()
+
+
+@dataclass(slots=True)
 class StepOutput:
     """Result of one step, on the host.
 
@@ -251,6 +261,8 @@ class StepOutput:
     errors        {batch row: message} for rows whose distribution is empty or not a number; their draw means nothing
     payloads      {stage name: whatever its `collect` returned}
     timings       {"prepare": seconds, ...} host seconds of the step's parts
+    connector     None when the connector has nothing to report
+    is_lost       the step failed: nothing that it was told to do is sure, and it draws nothing
     """
 
     sampled: NDArray[np.int32]
@@ -259,7 +271,8 @@ class StepOutput:
     prompt_logprobs: Any = None
     pooled: Any = None
     drafts: Any = None
-    connector: Any = None
+    connector: Transfers | None = None
+    is_lost: bool = False
     errors: dict[int, str] = field(default_factory=dict)
     payloads: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)

@@ -68,6 +68,7 @@ class SchedulerContext:
     connector: KVConnector
     max_in_flight: int = 1
     num_lookahead: int = 0
+    num_swap_blocks: int = 0  # in host memory, for preempted requests; 0 when preemption recomputes
 
 
 @runtime_checkable
@@ -516,30 +517,82 @@ class Grammar(Protocol):
     def compile(self, spec: Any, tokenizer: Any) -> CompiledGrammar: ...
 
 
-class KVConnector(Protocol):
-    """Moves KV between engines or memories; the scheduler side first, then the worker side.
+@dataclass(frozen=True)
+class ConnectorContext:
+    """What a KV connector knows of its engine. KV may be exchanged where all of it is equal.
 
-    layerwise: steps with layerwise transfers in flight run piecewise, all others keep the whole graph.
+    identity     digest of all that changes KV beside tokens, adapter, salt and images: weights, backend, dtype, layout
+    block_size   tokens of a block, in every KV group; num_groups: KV groups of a request's block lists
+    block_bytes  of one block in all layers
+    """
+
+    identity: bytes
+    block_size: int
+    num_groups: int
+    block_bytes: int
+
+
+class KVConnector(Protocol):
+    """Moves KV between engines or memories. Built as KVConnector(options, ConnectorContext).
+
+    The two sides may run on two threads. A stay of a request in the block pool, from `after_alloc` until it finishes,
+    is preempted or aborted, is named by its lease, `Request.lease`: transfers are reported by lease, since ids come
+    back. Every asynchronous load that was allocated and every kept stay must be reported in the end, also after a
+    failure, and a load even when its request has gone: until then nobody else gets the blocks. Blocks of a
+    request may be read up to `Request.num_published_blocks`, which are whole, computed, and never written again.
+
+    layerwise: the worker side wants wait_layer before and save_layer after each layer in steps that carry metadata.
     """
 
     layerwise: bool
 
+    # Scheduler side.
+
     def matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """(tokens beyond the local hit or None for `ask again`, whether they load asynchronously). No side effects."""
 
-    def after_alloc(self, request: Request, blocks: Sequence[Sequence[int]], num_external_tokens: int) -> None: ...
-    def build_meta(self, scheduled: SchedulerOutput) -> Any: ...
-    def request_finished(self, request: Request, blocks: Sequence[Sequence[int]]) -> bool:
-        """True: the connector keeps the blocks until it reports the request as sent."""
+    def after_alloc(self, request: Request, blocks: Sequence[Sequence[int]], num_external_tokens: int) -> None:
+        """A stay begins with blocks [group][index]. The last `num_external_tokens` of the request's
+        num_computed_tokens are to be loaded into them; 0 when nothing is. Called once a stay, loads of both kinds."""
 
-    def start_load(self, meta: Any) -> None: ...
+    def build_meta(self, scheduled: SchedulerOutput) -> Any:
+        """What the worker side does in this step, None for nothing. Changes nothing of `scheduled`."""
+
+    def request_finished(self, request: Request, blocks: Sequence[Sequence[int]]) -> bool:
+        """The stay ends for good. True: the connector keeps the blocks until it reports the lease as sent."""
+
+    def request_preempted(self, request: Request, blocks: Sequence[Sequence[int]]) -> bool:
+        """The stay ends, and the request comes back in another one. The answer means what request_finished's does."""
+
+    def step_lost(self, meta: Any) -> None:
+        """The step of `meta` failed: what the worker side had not begun is given up and reported, loads as failed."""
+
+    # Worker side.
+
+    def bind(self, backend: Backend, kv: Sequence[Tensor], specs: Sequence[KVSpec]) -> None:
+        """Called once, before the first step: kv[i] is the memory of layer i, laid out as specs[i]."""
+
+    def start_load(self, meta: Any) -> None:
+        """Before the forward pass, after the step's block operations. A load within the step is done, or waited for in
+        wait_layer, before its layer is read."""
+
     def wait_layer(self, layer: int) -> None: ...
     def save_layer(self, layer: int) -> None: ...
-    def wait_saves(self) -> None: ...
-    def finished(self) -> tuple[Sequence[str], Sequence[str]]:
-        """(sent, received) request ids."""
+    def wait_saves(self) -> None:
+        """After the forward pass: what this step had to read has been read."""
 
-    def failed_blocks(self) -> Sequence[int]: ...
+    def idle(self) -> None:
+        """In the place of a forward pass when a step has no rows: may wait a moment for a transfer to end."""
+
+    def finished(self) -> tuple[Sequence[int], Sequence[int]]:
+        """(sent, received) leases since the last call, each once."""
+
+    def failed_blocks(self) -> Sequence[int]:
+        """Blocks whose load failed since the last call; of a load within the step in that step, of an asynchronous
+        one at the latest together with its lease."""
+
+    def close(self) -> None:
+        """The engine ends: no transfer touches its memory afterwards."""
 
 
 class Executor(Protocol):

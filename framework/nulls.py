@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from framework.batch import SchedulerOutput
+    from framework.interfaces import Backend, KVSpec
     from framework.request import Request
 
 
 class NoConnector:
-    """A KV connector that holds nothing and moves nothing."""
+    """A KV connector that holds nothing and moves nothing; a base for those that do a part of it."""
 
     layerwise = False
 
@@ -27,6 +30,15 @@ class NoConnector:
     def request_finished(self, request: Request, blocks: Sequence[Sequence[int]]) -> bool:
         return False
 
+    def request_preempted(self, request: Request, blocks: Sequence[Sequence[int]]) -> bool:
+        return False
+
+    def step_lost(self, meta: Any) -> None:
+        return None
+
+    def bind(self, backend: Backend, kv: Sequence[Tensor], specs: Sequence[KVSpec]) -> None:
+        return None
+
     def start_load(self, meta: Any) -> None:
         return None
 
@@ -39,8 +51,14 @@ class NoConnector:
     def wait_saves(self) -> None:
         return None
 
-    def finished(self) -> tuple[Sequence[str], Sequence[str]]:
+    def idle(self) -> None:
+        return None
+
+    def finished(self) -> tuple[Sequence[int], Sequence[int]]:
         return (), ()
 
     def failed_blocks(self) -> Sequence[int]:
         return ()
+
+    def close(self) -> None:
+        return None

@@ -306,6 +306,7 @@ class RequestStatus(enum.IntEnum):
     RUNNING = 1
     PREEMPTED = 2
     FINISHED = 3
+    LOADING = 4  # holds blocks that a KV connector fills, and no row
 
 
 @dataclass(slots=True, eq=False)
@@ -320,6 +321,7 @@ class Request:
     block_ids            physical blocks, one list a KV group
     block_hashes         chained keys of its full blocks, computed once
     num_cached_tokens    prompt tokens taken from the prefix cache at first admission
+    lease                number of its stay in the block pool, unique in the engine: a KV connector reports by it
     max_total_tokens     prompt plus outputs at which it ends with `length`
     eos_token_ids        ids that end it with `stop` (empty under ignore_eos)
     """
@@ -344,6 +346,7 @@ class Request:
     num_in_flight: int = 0
     status: RequestStatus = RequestStatus.WAITING
     req_idx: int = -1
+    lease: int = -1
     block_ids: list[list[int]] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     num_cached_tokens: int = -1

@@ -42,6 +42,7 @@ class Kept:
     step_id: int
     row: int
     blocks: list[int]
+    lease: int
 
 
 class Ledger:

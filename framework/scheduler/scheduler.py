@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort_left, insort_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -19,13 +19,19 @@ from framework.scheduler.block_pool import BlockPool
 from framework.scheduler.course import Course
 from framework.scheduler.endings import append_tokens, goes_on
 from framework.scheduler.ledger import Kept, Ledger, StepRecord
+from framework.scheduler.parked import Loading, Parked
 from framework.scheduler.prefix_cache import PrefixCache
 from framework.scheduler.step_plan import Leaving, StepPlan, block_delta
+from framework.scheduler.swap_space import SwapSpace
 
 if TYPE_CHECKING:
-    from framework.batch import BlockDelta, SchedulerOutput, StepOutput
+    from framework.batch import BlockDelta, SchedulerOutput, StepOutput, Transfers
     from framework.interfaces import SchedulerContext
 
+_COUNTS = (
+    "num_preemptions", "num_swap_outs", "num_swap_fallbacks", "num_failed_loads", "prefix_hit_tokens",
+    "connector_hit_tokens", "prefix_query_tokens",
+)  # fmt: skip
 _RUNNING = RequestStatus.RUNNING
 _by_arrival = attrgetter("arrival_index")
 
@@ -41,8 +47,6 @@ def check_context(ctx: SchedulerContext) -> None:
     sizes = sorted({group.block_size for group in ctx.groups})
     if len(sizes) != 1:
         raise NotBuiltError(f"KV groups with different block sizes {sizes} are not built yet. Set kv_cache.block_size.")
-    if ctx.preemption != "recompute":
-        raise NotBuiltError(f"scheduler.preemption={ctx.preemption} is not built yet. Use recompute.")
     if ctx.num_lookahead:
         raise NotBuiltError(
             f"scheduler 'default' has no slots for {ctx.num_lookahead} draft tokens yet. Use spec_decode=none."
@@ -68,7 +72,12 @@ class Scheduler:
 
     When a running request finds no block, the policy names victims among the running ones; a waiting request may
     displace running ones as well, if the policy, asked with the newcomer among them, names somebody else. A victim
-    loses blocks and row, waits at its place by arrival, and returns as a fresh admission.
+    loses blocks and row, waits at its place by arrival, and returns as a fresh admission. With swap space, its computed
+    blocks wait in host memory and are brought back with it; when that is full, they are computed again.
+
+    A KV connector may bring tokens beyond the local hit: within the step that admits the request, or beside steps while
+    the request waits with its blocks and without a row. What it fails to bring is computed. Blocks that it keeps, and
+    those that it fills for a request that has gone, are parked until it reports them.
 
     Without chunked prefill a span is scheduled whole or not at all. The one exception is a resumed request whose prompt
     and outputs have outgrown max_num_batched_tokens: it can only come back in pieces.
@@ -94,9 +103,11 @@ class Scheduler:
         self._no_deltas = self._deltas({})
         self._decodes: StepRecord | None = None  # the last step, if it was one of decodes and all of them still run
         self._course: Course | None = None  # what has followed on it
-        self._held: dict[str, list[int]] = {}  # blocks of ended requests that the connector still sends
-        self._next_step_id = 0
-        self._counts = {"num_preemptions": 0, "prefix_hit_tokens": 0, "prefix_query_tokens": 0}
+        self._parked = Parked()
+        self._swap = SwapSpace(ctx.num_swap_blocks)
+        self._load_no_more: set[Request] = set()  # a load of theirs has failed
+        self._next_step_id = self._next_lease = 0
+        self._counts = dict.fromkeys(_COUNTS, 0)
 
     # ------------------------------------------------------------------------------------------ requests
 
@@ -148,25 +159,29 @@ class Scheduler:
         if request.status is _RUNNING:
             self._leaving.aborted.append(request.req_idx)
             self._stop_running(request)
-        else:
+        elif request.status is not RequestStatus.LOADING:
             self._waiting.remove(request)
         self._end(request, reason)
         return request
 
     def has_work(self) -> bool:
-        """Whether a request waits or runs. The caller brings back its steps in flight even when none does."""
-        return bool(self._requests)
+        """Whether a request waits or runs, or a connector keeps blocks that it gives back with a later step. The caller
+        brings back its steps in flight even when there is nothing of that."""
+        return bool(self._requests or self._parked)
 
     def stats(self) -> Mapping[str, int | float]:
         """num_blocks counts the null block, like kv_cache.num_blocks; all are free when num_free_blocks is one less.
 
-        The prefix counters hold tokens of first admissions only.
+        The prefix counters and connector_hit_tokens hold tokens of first admissions only. num_swap_fallbacks counts
+        preemptions that found no room in host memory, num_waiting those that wait for a load as well.
         """
         return {
-            "num_waiting": len(self._waiting),
+            "num_waiting": len(self._waiting) + len(self._parked.loading),
             "num_running": len(self._running),
             "num_free_blocks": self.pool.num_free,
             "num_blocks": self._ctx.num_blocks,
+            "num_free_swap_blocks": self._swap.num_free,
+            "num_swap_blocks": self._swap.num_blocks,
             **self._counts,
         }
 
@@ -259,6 +274,10 @@ class Scheduler:
         coming_back = self._ledger.num_kept_blocks + self._num_groups * sum(len(r.block_ids[0]) for r in ending)
         if self.pool.num_free + coming_back >= count:
             return False  # enough blocks come back with the steps in flight
+        if self._unload(request):
+            return True
+        if self.pool.num_free + coming_back + self._parked.num_blocks >= count:
+            return False  # or with what the connector reports
         candidates = [r for r in self._running if r not in plan.new and r not in ending]
         victim = self._policy.victim(candidates if request.status is _RUNNING else [*candidates, request])
         assert victim is request or victim in candidates, f"{type(self._policy).__name__} chose {victim.request_id}"
@@ -268,14 +287,35 @@ class Scheduler:
 
     def _preempt(self, request: Request, plan: StepPlan) -> None:
         plan.take_back(request)
+        self._swap_out(request)
+        self._counts["num_preemptions"] += 1
+        self._send_back(request)
+
+    def _send_back(self, request: Request) -> None:
+        """From the running ones to the waiting ones, without row and blocks."""
         self._leaving.preempted.append(request.req_idx)
         self._stop_running(request)
-        self._give_up(request)
+        self._give_up(request, self._connector.request_preempted(request, request.block_ids))
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1  # also the generation: tokens of its steps in flight are dropped
         request.num_computed_tokens = request.num_in_flight = request.num_published_blocks = 0
-        self._counts["num_preemptions"] += 1
         insort_left(self._waiting, request, key=_by_arrival)
+
+    def _swap_out(self, request: Request) -> None:
+        """Keeps the request's committed blocks in host memory, if there is room; those of a request for prompt
+        logprobs, which needs every position computed, are of no use."""
+        count = request.num_published_blocks
+        if not self._swap.num_blocks or not count or request.params.prompt_logprobs is not None:
+            return
+        has_room = self._swap.swap_out(request, [blocks[:count] for blocks in request.block_ids])
+        self._counts["num_swap_outs" if has_room else "num_swap_fallbacks"] += 1
+
+    def _unload(self, request: Request) -> bool:
+        """Takes the blocks of the youngest other request that waits with loaded ones; False when there is none."""
+        loaded = [r for r in self._waiting if r.block_ids and r is not request]
+        if loaded:
+            self._drop_loaded(loaded[-1])
+        return bool(loaded)
 
     # ----------------------------------------------------------------------------------------- admission
 
@@ -290,13 +330,17 @@ class Scheduler:
         return bool(plan.budget and self._free_rows) and not plan.is_short
 
     def _try_admit(self, request: Request, plan: StepPlan) -> bool:
-        """Admits the request if it can run now; False ends admission for this step, so that nobody overtakes it."""
+        """Admits the request if it can run now, or begins its load; False ends admission for this step, so that nobody
+        overtakes it."""
+        if request.block_ids:
+            return self._admit_loaded(request, plan)
         hits = self._cache.lookup(request)
         num_local = len(hits[0]) * self._block_size
-        num_external = self._external_tokens(request, num_local)
+        swapped = self._swap.num_held(request) * self._block_size
+        num_external, is_async = (0, False) if swapped else self._external_tokens(request, num_local)
         if num_external is None:
             return True  # the connector does not know yet: only this request waits
-        num_computed = num_local + num_external
+        num_computed = max(num_local + num_external, swapped)
         num_tokens = self._first_span(request.num_tokens - num_computed, plan.budget)
         if not num_tokens or not self._leaves_room(request, hits):
             return False
@@ -307,27 +351,32 @@ class Scheduler:
         while (count := self._num_taken(request, hits)) > self.pool.num_free:
             if not self._preempt_for(request, count, plan):
                 return False
-        self._start(request, hits, num_computed)
-        self._connector.after_alloc(request, request.block_ids, num_external)
-        plan.new.append(request)
-        plan.columns[request] = 0
-        plan.add(request, num_tokens)
+        self._take_blocks(request, hits, num_computed, num_external)
+        if is_async:
+            request.status = RequestStatus.LOADING
+            self._parked.loading[request.lease] = Loading(request)
+        else:
+            self._run(request, plan, num_tokens)
         return True
 
-    def _external_tokens(self, request: Request, num_local: int) -> int | None:
-        """Tokens that the connector loads before this step's forward, in whole blocks; None for `ask again`."""
-        if request.params.prompt_logprobs is not None:
-            return 0
+    def _admit_loaded(self, request: Request, plan: StepPlan) -> bool:
+        """Admits a request that has its blocks already."""
+        num_tokens = self._first_span(request.num_tokens - request.num_computed_tokens, plan.budget)
+        if num_tokens:
+            self._waiting.remove(request)
+            self._run(request, plan, num_tokens)
+        return bool(num_tokens)
+
+    def _external_tokens(self, request: Request, num_local: int) -> tuple[int | None, bool]:
+        """(tokens that the connector loads, in whole blocks, or None for `ask again`; whether beside the steps)."""
+        if request.params.prompt_logprobs is not None or request in self._load_no_more:
+            return 0, False
         count, is_async = self._connector.matched_tokens(request, num_local)
         if count is None:
-            return None
-        if is_async:
-            raise NotBuiltError(
-                f"kv_connector {type(self._connector).__name__}: asynchronous loads are not built yet in scheduler "
-                "'default'. Use a connector that loads within the step."
-            )
+            return None, False
         most = request.num_tokens - 1 - num_local
-        return min(count, most) // self._block_size * self._block_size
+        count = min(count, most) // self._block_size * self._block_size
+        return count, is_async and count > 0
 
     def _first_span(self, remaining: int, budget: int) -> int:
         whole_first = not self._ctx.chunked_prefill and remaining <= self._ctx.max_num_batched_tokens
@@ -349,26 +398,37 @@ class Scheduler:
         growing = sum(r.max_total_tokens > len(r.block_ids[0]) * self._block_size for r in self._running)
         return left >= growing * self._num_groups or self._policy.victim([*self._running, request]) is not request
 
-    def _start(self, request: Request, hits: list[list[int]], num_computed: int) -> None:
-        """Gives the request its blocks and a row, and moves it from the waiting to the running ones."""
+    def _take_blocks(self, request: Request, hits: list[list[int]], num_computed: int, num_external: int) -> None:
+        """Begins a stay: gives a waiting request, which waits no longer, the blocks of every known token."""
         num_hits = len(hits[0])
         for blocks in hits:
             self.pool.acquire(blocks)
         for blocks in hits:
             blocks.extend(self.pool.allocate(self._num_blocks(request.num_tokens) - num_hits))
-            self.pool.write(blocks[num_hits : num_computed // self._block_size])  # the connector loads into these
+            self.pool.write(blocks[num_hits : num_computed // self._block_size])  # loaded or swapped into
         self._waiting.remove(request)
-        self._running.append(request)
+        request.lease, self._next_lease = self._next_lease, self._next_lease + 1
         request.block_ids = hits
         request.num_published_blocks = num_hits
         request.num_computed_tokens = num_computed
-        request.req_idx = self._free_rows.pop()
-        request.status = _RUNNING
+        self._swap.swap_in(request, hits, num_hits)
+        self._connector.after_alloc(request, hits, num_external)
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = num_computed
-            request.first_scheduled_time = time.perf_counter()
             self._counts["prefix_query_tokens"] += request.num_tokens
             self._counts["prefix_hit_tokens"] += num_hits * self._block_size
+            self._counts["connector_hit_tokens"] += num_external
+
+    def _run(self, request: Request, plan: StepPlan, num_tokens: int) -> None:
+        """Gives a request with blocks a row and its first span."""
+        self._running.append(request)
+        request.req_idx = self._free_rows.pop()
+        request.status = _RUNNING
+        if request.first_scheduled_time is None:
+            request.first_scheduled_time = time.perf_counter()
+        plan.new.append(request)
+        plan.columns[request] = 0
+        plan.add(request, num_tokens)
 
     def _emit(self, plan: StepPlan) -> StepRecord:
         step = plan.emit(self._next_step_id, self._num_groups, self._leaving)
@@ -378,6 +438,7 @@ class Scheduler:
             if num_tokens > 1 or not start % self._block_size:
                 for blocks in request.block_ids:
                     self.pool.write(blocks[start // self._block_size : self._num_blocks(start + num_tokens)])
+        self._swap.emit(step.scheduled.block_ops)
         return step
 
     # -------------------------------------------------------------------------------------------- update
@@ -389,6 +450,11 @@ class Scheduler:
         since the step was made are dropped.
         """
         step = self._ledger.pop(scheduled)
+        if output.is_lost:
+            self._swap.lose(scheduled.block_ops.swap_out)
+            self._connector.step_lost(scheduled.connector_meta)
+        if output.connector is not None:
+            self._take_transfers(output.connector)  # first: rows of a failed load draw nothing
         course = step.course
         if course is not None and course is self._course and _is_plain(output, course):
             news = self._commit_course(step, output)
@@ -396,9 +462,8 @@ class Scheduler:
             news = self._commit_rows(step, output)
         for kept in self._ledger.release(scheduled.step_id):
             self._free_rows.append(kept.row)
-            self.pool.free(kept.blocks)
-        if output.connector is not None:
-            self._connector_results(output.connector)
+            if not self._parked.take_over(kept.lease, kept.blocks):
+                self.pool.free(kept.blocks)
         return news
 
     def _commit_course(self, step: StepRecord, output: StepOutput) -> list[NewTokens]:
@@ -462,34 +527,80 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         request.num_in_flight = 0
-        if request.req_idx < 0:
-            return
-        if self._connector.request_finished(request, request.block_ids):
-            self._held[request.request_id] = _in_token_order(request.block_ids)
-            request.block_ids = [[] for _ in request.block_ids]
-        self._give_up(request)
+        self._swap.drop(request)
+        self._load_no_more.discard(request)
+        if request.block_ids:
+            self._give_up(request, self._connector.request_finished(request, request.block_ids))
 
-    def _give_up(self, request: Request) -> None:
-        """Takes row and blocks from a request; they are reused once the last step that names them is done."""
+    def _give_up(self, request: Request, is_kept: bool) -> None:
+        """Takes row and blocks from a request.
+
+        They are reused once the last step that names them is done, and blocks when the connector has reported them:
+        those that it keeps, and those that it is filling.
+        """
         row, request.req_idx = request.req_idx, -1
         blocks, request.block_ids = _in_token_order(request.block_ids), []
-        last = self._ledger.last_naming(request)
+        is_loading = self._parked.loading.pop(request.lease, None) is not None
+        last = None if row < 0 else self._ledger.last_naming(request)
+        if is_kept or is_loading:
+            self._parked.keep(request.lease, blocks if last is None else None, is_kept + is_loading)
         if last is not None:
-            self._ledger.keep(Kept(last, row, blocks))
+            self._ledger.keep(Kept(last, row, blocks, request.lease))
             return
-        self._free_rows.append(row)
-        self.pool.free(blocks)
+        if row >= 0:
+            self._free_rows.append(row)
+        if not (is_kept or is_loading):
+            self.pool.free(blocks)
 
-    def _connector_results(self, results: tuple[Sequence[str], Sequence[str], Sequence[int]]) -> None:
-        """(sent request ids, received request ids, failed blocks) of the worker side."""
-        sent, received, failed = results
-        if received or failed:
-            raise NotBuiltError(
-                f"kv_connector {type(self._connector).__name__} reports received requests {list(received)} and failed "
-                f"blocks {list(failed)}: neither is built yet in scheduler 'default'. Use kv_connector=none."
-            )
-        for request_id in sent:
-            self.pool.free(self._held.pop(request_id))
+    # ------------------------------------------------------------------------------------------- connector
+
+    def _take_transfers(self, transfers: Transfers) -> None:
+        """What the connector's worker side reports."""
+        failed = set(transfers.failed)
+        if failed:
+            self._parked.fail(failed)
+            for request in [r for r in self._running if _first_in(r.block_ids, failed) is not None]:
+                self._compute_instead(request, failed)
+        for lease in transfers.received:
+            loading = self._parked.loading.pop(lease, None)
+            if loading is None:
+                self.pool.free(self._parked.report(lease))
+            else:
+                self._take_loaded(loading)
+        for lease in transfers.sent:
+            self.pool.free(self._parked.report(lease))
+
+    def _take_loaded(self, loading: Loading) -> None:
+        """The request waits for a row now, and for its blocks as well when some of them have not come."""
+        request = loading.request
+        request.status = RequestStatus.PREEMPTED if request.num_preemptions else RequestStatus.WAITING
+        insort_left(self._waiting, request, key=_by_arrival)
+        if loading.failed:
+            self._commit_loaded(request, loading.failed)
+            self._drop_loaded(request)
+        else:
+            self._cache.commit(request, request.num_computed_tokens // self._block_size)
+
+    def _drop_loaded(self, request: Request) -> None:
+        """The request waits for blocks again."""
+        self._give_up(request, self._connector.request_preempted(request, request.block_ids))
+        request.num_computed_tokens = request.num_published_blocks = 0
+
+    def _compute_instead(self, request: Request, failed: Set[int]) -> None:
+        """Sends a running request back, which computes what its load has not brought; tokens in flight are dropped."""
+        self._commit_loaded(request, failed)
+        self._send_back(request)
+
+    def _commit_loaded(self, request: Request, failed: Set[int]) -> None:
+        """Commits what has come before the first block that failed. The request loads nothing more."""
+        count = _first_in(request.block_ids, failed)
+        assert count is not None, (request.block_ids, failed)
+        if count > request.num_published_blocks:
+            self._cache.commit(request, count)
+        if not request.num_preemptions:
+            request.num_cached_tokens = min(request.num_cached_tokens, count * self._block_size)
+        self._load_no_more.add(request)
+        self._counts["num_failed_loads"] += 1
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
@@ -504,6 +615,11 @@ def _is_plain(output: StepOutput, course: Course) -> bool:
 
 def _wants_logprobs(request: Request) -> bool:
     return request.params.logprobs is not None or request.params.logprob_token_ids is not None
+
+
+def _first_in(block_ids: Sequence[Sequence[int]], blocks: Set[int]) -> int | None:
+    """Index of the first column of `block_ids`, one list a KV group, that holds one of `blocks`."""
+    return next((i for i, column in enumerate(zip(*block_ids, strict=True)) if not blocks.isdisjoint(column)), None)
 
 
 def _in_token_order(block_ids: Sequence[Sequence[int]]) -> list[int]:

@@ -29,4 +29,4 @@ class InprocessExecutor:
         return [getattr(self._runner, method)(*args)]
 
     def stop(self) -> None:
-        return None
+        self._runner.close()

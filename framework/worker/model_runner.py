@@ -14,13 +14,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from framework.batch import InputBatch, NewRequest, SchedulerOutput, StepOutput
+from framework.batch import InputBatch, NewRequest, SchedulerOutput, StepOutput, Transfers
 from framework.errors import NotBuiltError
 from framework.interfaces import ForwardContext
+from framework.nulls import NoConnector
+from framework.worker.host_blocks import HostBlocks
 from framework.worker.input_batch import InputBuffers
+from framework.worker.layerwise import LayerwisePlan
 
 if TYPE_CHECKING:
-    from framework.interfaces import AttentionBackend, Backend, KVGroup, KVSpec, Model, StepFuture
+    from framework.interfaces import (
+        AttentionBackend,
+        AttentionPlan,
+        Backend,
+        KVConnector,
+        KVGroup,
+        KVSpec,
+        Model,
+        StepFuture,
+    )
     from framework.sampling.pipeline import SampleResult, SamplerPipeline
     from framework.worker.request_table import RequestTable
 
@@ -30,7 +42,6 @@ _UNBUILT = (
     "grammar_rows",
     "pooling_rows",
     "lora_slots",
-    "connector_meta",
     "kv_replay",
 )
 
@@ -49,9 +60,14 @@ class ModelRunner:
         table: RequestTable,
         pipeline: SamplerPipeline,
         max_num_batched_tokens: int,
+        num_swap_blocks: int = 0,
+        connector: KVConnector | None = None,
     ) -> None:
         self.model, self.backend, self.table, self.pipeline = model, backend, table, pipeline
         self.kv, self.kv_specs = kv, kv_specs
+        self._connector = connector or NoConnector()
+        self._connector.bind(backend, kv, kv_specs)
+        self._host_blocks = HostBlocks(backend, kv, kv_specs, num_swap_blocks)
         self._attention = [(g.name, attention[g.name]) for g in groups]
         self._inputs = InputBuffers(table.num_rows, max_num_batched_tokens, groups, backend.device, backend.step_ops)
         self._ones = torch.ones(table.num_rows, dtype=torch.int32, device=backend.device)
@@ -70,16 +86,25 @@ class ModelRunner:
                 raise NotBuiltError(f"SchedulerOutput.{name}: the part that serves it is not built yet")
         clock = _Clock()
         self._update_rows(scheduled)
+        self._connector.start_load(scheduled.connector_meta)
         clock.mark("rows")
         if not scheduled.num_rows:
-            return self.backend.submit(lambda: None, (), lambda _: _empty_output(clock))
+            self._connector.idle()
+            return self.backend.submit(lambda: None, (), lambda _: self._collect_empty(clock))
         batch = self._inputs.prepare(scheduled, self.table.views)
         clock.mark("prepare")
-        ctx = ForwardContext({name: a.plan(batch, i) for i, (name, a) in enumerate(self._attention)})
+        ctx = ForwardContext(self._plans(scheduled, batch))
         clock.mark("plan")
         return self.backend.submit(
             self._executable, (batch, ctx, clock), partial(self._collect, scheduled, batch, clock)
         )
+
+    def _plans(self, scheduled: SchedulerOutput, batch: InputBatch) -> dict[str, AttentionPlan]:
+        """Attention of each KV group; a layerwise connector stands around every layer of a step that moves KV."""
+        plans = {name: a.plan(batch, i) for i, (name, a) in enumerate(self._attention)}
+        if self._connector.layerwise and scheduled.connector_meta is not None:
+            return {name: LayerwisePlan(plan, self._connector) for name, plan in plans.items()}
+        return plans
 
     def _device_step(self, batch: InputBatch, ctx: ForwardContext, clock: _Clock) -> SampleResult | None:
         """What a backend compiles or captures: forward pass, sampler, commit. Reads no tensor on the host.
@@ -111,9 +136,11 @@ class ModelRunner:
     ) -> StepOutput:
         """The step's output on the host: the only part that waits for the device."""
         num_valid = scheduled.samples.astype(np.int32)
+        transfers = self._transfers()
         if result is None:
             clock.mark("post")
-            return StepOutput(np.full((scheduled.num_rows, 1), -1, np.int32), num_valid, timings=clock.seconds)
+            none = np.full((scheduled.num_rows, 1), -1, np.int32)
+            return StepOutput(none, num_valid, connector=transfers, timings=clock.seconds)
         sampled, logprobs, errors = self.pipeline.collect(result)
         at = batch.logits_rows_np
         if len(at) < scheduled.num_rows:
@@ -123,12 +150,29 @@ class ModelRunner:
             sampled=sampled.reshape(-1, 1),
             num_valid=num_valid,
             logprobs=logprobs,
+            connector=transfers,
             errors={int(at[i]): text for i, text in errors.items()} if errors else errors,
             payloads=self.pipeline.collect_payloads(result) if result.payloads else {},
             timings=clock.seconds,
         )
         clock.mark("post")
         return output
+
+    def _collect_empty(self, clock: _Clock) -> StepOutput:
+        """The output of a step without rows."""
+        transfers = self._transfers()
+        return StepOutput(np.zeros((0, 1), np.int32), np.zeros(0, np.int32), connector=transfers, timings=clock.seconds)
+
+    def _transfers(self) -> Transfers | None:
+        """What the connector has to report after a step, None for nothing."""
+        self._connector.wait_saves()
+        sent, received = self._connector.finished()
+        failed = self._connector.failed_blocks()
+        return Transfers(sent, received, failed) if sent or received or failed else None
+
+    def close(self) -> None:
+        """No transfer touches the KV memory afterwards."""
+        self._connector.close()
 
     def _update_rows(self, scheduled: SchedulerOutput) -> None:
         """Rows that left are released before rows that arrive: an arriving request may take a row of this very step."""
@@ -149,10 +193,12 @@ class ModelRunner:
 
     def _move_blocks(self, scheduled: SchedulerOutput) -> None:
         ops = scheduled.block_ops
-        if ops.swap_in or ops.swap_out:
-            raise NotBuiltError("scheduler.preemption=swap is not built yet")
+        if ops.swap_out:
+            self._host_blocks.swap_out(ops.swap_out)
         if ops.copy:
             self.backend.copy_blocks(self.kv, self.kv_specs, ops.copy)
+        if ops.swap_in:
+            self._host_blocks.swap_in(ops.swap_in)
         if ops.zero:
             zeros = [torch.zeros_like(t) for t in self.backend.gather_blocks(self.kv, self.kv_specs, ops.zero)]
             self.backend.scatter_blocks(self.kv, self.kv_specs, ops.zero, zeros)
@@ -160,10 +206,6 @@ class ModelRunner:
     def _post_update(self, batch: InputBatch, sampled: torch.Tensor) -> None:
         rows, logits_rows = len(batch.rows_np), len(batch.logits_rows_np)
         self.backend.step_ops.post_update(self._inputs.buffers, self.table.views, rows, logits_rows, sampled)
-
-
-def _empty_output(clock: _Clock) -> StepOutput:
-    return StepOutput(np.zeros((0, 1), np.int32), np.zeros(0, np.int32), timings=clock.seconds)
 
 
 class _Clock:

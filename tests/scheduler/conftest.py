@@ -1,11 +1,13 @@
 """Requests and contexts of these tests, and the shadow runner: a machine that holds a value for every KV slot.
 
 The value of a token's slot depends on the whole prefix and on salt and adapter, as KV does. The shadow executes a step
-only when its result is asked for, so that everything in flight is really not there yet.
+only when its result is asked for, so that everything in flight is really not there yet. A connector of the shadow moves
+these values: late, out of order, beside the steps, or not at all.
 """
 
 from __future__ import annotations
 
+import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -14,11 +16,11 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-from framework.batch import NULL_BLOCK, StepOutput
+from framework.batch import NULL_BLOCK, StepOutput, Transfers
 from framework.interfaces import KVGroup, SchedulerContext
 from framework.nulls import NoConnector
 from framework.request import Request, RequestStatus, SamplingParams
-from framework.scheduler import BlockState, Scheduler
+from framework.scheduler import BlockState, Scheduler, extend_hashes
 from framework_schedulers.policies import Fcfs, Priority, Shortest
 
 VOCAB = 50
@@ -87,6 +89,7 @@ class Row:
     tokens: list
     tables: list
     num_issued: int
+    is_spoilt: bool = False  # a load of its blocks has failed: what it draws means nothing
 
     def values(self, count):
         value, out = root_value(self.request), []
@@ -103,15 +106,129 @@ class Issued:
     blocks: set = field(default_factory=set)
 
 
+class ShadowConnector(NoConnector):
+    """Stores values under prefix keys, with every delay and fault that the contract allows.
+
+    Its worker side is `execute`, which the shadow calls with the metadata of a step and gives the transfers of.
+    """
+
+    def __init__(self, seed, block_size, num_groups):
+        self.random, self.block_size, self.groups = random.Random(seed), block_size, range(num_groups)
+        self.store, self.stays, self.planned, self.asked = {}, {}, {}, Counter()
+        self.loads, self.saves, self.ended, self.counts = [], [], set(), Counter()
+        self.late_loads, self.late_saves = [], []  # begun by a step, done by a later one
+
+    def keys(self, request, first, last):
+        extend_hashes(request, last, self.block_size)
+        return [[(digest, group) for group in self.groups] for digest in request.block_hashes[first:last]]
+
+    def matched_tokens(self, request, num_computed_tokens):
+        self.asked[request.request_id, request.num_preemptions] += 1
+        if self.asked[request.request_id, request.num_preemptions] < request.arrival_index % 3:
+            return None, False
+        first, last = num_computed_tokens // self.block_size, (request.num_tokens - 1) // self.block_size
+        count = 0
+        for column in self.keys(request, first, last):
+            if not all(key in self.store for key in column):
+                break
+            count += 1
+        return count * self.block_size, count > 0 and request.arrival_index % 2 == 0
+
+    def after_alloc(self, request, blocks, num_external_tokens):
+        assert request.lease not in self.stays and request.lease == len(self.planned)
+        self.stays[request.lease], self.planned[request.lease] = request, request.num_computed_tokens // self.block_size
+        last = request.num_computed_tokens // self.block_size
+        first = last - num_external_tokens // self.block_size
+        if num_external_tokens:
+            columns = [[group[i] for group in blocks] for i in range(first, last)]
+            is_async = request.arrival_index % 2 == 0
+            self.loads.append((request.lease, self.keys(request, first, last), columns, is_async))
+
+    def build_meta(self, scheduled):
+        for lease, request in self.stays.items():
+            self.plan(lease, request, request.block_ids)
+        meta, self.loads, self.saves = (self.loads, self.saves), [], []
+        return meta
+
+    def plan(self, lease, request, blocks):
+        first, last = self.planned[lease], request.num_published_blocks
+        if last > first:
+            self.planned[lease] = last
+            columns = [[group[i] for group in blocks] for i in range(first, last)]
+            self.saves.append((lease, self.keys(request, first, last), columns))
+            self.counts[lease] += 1
+
+    def request_finished(self, request, blocks):
+        lease = request.lease
+        del self.stays[lease]
+        self.plan(lease, request, blocks)
+        if self.counts[lease]:
+            self.ended.add(lease)
+        return bool(self.counts[lease])
+
+    request_preempted = request_finished
+
+    def step_lost(self, meta):
+        loads, saves = meta
+        for lease, *_ in saves:
+            self.counts[lease] -= 1
+        self.late_loads += [(lease, [], columns) for lease, _, columns, is_async in loads if is_async]
+
+    def execute(self, meta, shadow):
+        loads, saves = meta
+        result = Transfers([], [], [])
+        self.late_loads += [load[:3] for load in loads if load[3]]
+        self.random.shuffle(self.late_loads)
+        for _, keys, columns, _ in (load for load in loads if not load[3]):
+            self.load(keys, columns, shadow, result)
+        while self.late_loads and self.random.random() < 0.6:
+            lease, keys, columns = self.late_loads.pop()
+            self.load(keys, columns, shadow, result)
+            result.received.append(lease)
+        self.late_saves += saves
+        self.random.shuffle(self.late_saves)
+        while self.late_saves and self.random.random() < 0.6:
+            self.save(*self.late_saves.pop(), shadow)
+        result.sent += [lease for lease in self.ended if not self.counts[lease]]
+        self.ended -= set(result.sent)
+        return result
+
+    def load(self, keys, columns, shadow, result):
+        if self.random.random() < 0.2:
+            keys = []
+        for i, column in enumerate(columns):
+            for group, block in enumerate(column):
+                values = self.store.get(keys[i][group]) if i < len(keys) else None
+                if values is None:
+                    result.failed.append(block)
+                shadow.fill(group, block, values)
+
+    def save(self, lease, keys, columns, shadow):
+        self.counts[lease] -= 1
+        for column_keys, column in zip(keys, columns, strict=True):
+            for group, (key, block) in enumerate(zip(column_keys, column, strict=True)):
+                slots = range(block * self.block_size, (block + 1) * self.block_size)
+                values = [shadow.memory.get((group, slot)) for slot in slots]
+                assert shadow.value_of_key.setdefault(key, tuple(values)) == tuple(values), "another's KV was stored"
+                self.store[key] = values
+        if self.random.random() < 0.1 and self.store:
+            del self.store[self.random.choice(list(self.store))]
+
+
 class Shadow:
     """A scheduler and a runner without a model; every rule is checked again after each call."""
 
-    def __init__(self, **changes):
+    def __init__(self, connector_seed=None, **changes):
+        self.connector = None
+        if connector_seed is not None:
+            sizes = changes.get("block_size", 4), changes.get("num_groups", 1)
+            self.connector = changes["connector"] = ShadowConnector(connector_seed, *sizes)
         self.ctx = make_context(**changes)
         self.scheduler = Scheduler({}, self.ctx)
         self.block_size = self.ctx.groups[0].block_size
         self.rows, self.in_flight, self.requests, self.news, self.errors = {}, deque(), {}, [], {}
         self.memory = {}  # (group, slot) -> value, only of steps that came back
+        self.host_memory = {}  # (group, host block) -> values
         self.value_of_key = {}
         self.last = None  # the step issued last
 
@@ -133,6 +250,7 @@ class Shadow:
         self._arrive(scheduled)
         self._append_blocks(scheduled)
         self._check_limits(scheduled)
+        self._check_moves(scheduled)
         self._check_course(scheduled)
         spans = [self._span(scheduled, i) for i in range(scheduled.num_rows)]
         blocks = {block for _, _, tables, *_ in spans for table in tables for block in table}
@@ -153,7 +271,7 @@ class Shadow:
 
     def _append_blocks(self, scheduled):
         busy = set().union(*(issued.blocks for issued in self.in_flight)) if self.in_flight else set()
-        cached = {new.req_idx: new.num_computed_tokens // self.block_size for new in scheduled.new}
+        cached = {new.req_idx: self.requests[new.request_id].num_published_blocks for new in scheduled.new}
         assert len(scheduled.new_block_ids) == len(self.ctx.groups)
         for group, delta in enumerate(scheduled.new_block_ids):
             ids = delta.ids.tolist()
@@ -170,6 +288,11 @@ class Shadow:
                 for block in mine[hits:] if start == 0 else mine:
                     assert block != NULL_BLOCK and held[block] == 1, f"block {block} handed out twice"
                     assert block not in busy, f"block {block} reused while a step in flight names it"
+
+    def _check_moves(self, scheduled):
+        out, back = scheduled.block_ops.swap_out, scheduled.block_ops.swap_in
+        hosts = [host for _, host in out] + [host for host, _ in back]
+        assert len(set(hosts)) == len(hosts) and all(0 <= host < self.ctx.num_swap_blocks for host in hosts)
 
     def _check_limits(self, scheduled):
         assert scheduled.num_tokens <= self.ctx.max_num_batched_tokens
@@ -212,21 +335,51 @@ class Shadow:
 
     def commit(self):
         issued = self.in_flight.popleft()
+        self._move(issued.scheduled.block_ops)
+        transfers = self.connector and self.connector.execute(issued.scheduled.connector_meta, self)
+        failed = set(transfers.failed if transfers else ())
         sampled = np.zeros((len(issued.spans), 1), np.int32)
         num_valid = np.zeros(len(issued.spans), np.int32)
         errors = {}
         for i, (_, row, tables, start, end, samples) in enumerate(issued.spans):
-            self._execute(row, tables, start, end)
+            row.is_spoilt |= not failed.isdisjoint(block for table in tables for block in table)
+            if not row.is_spoilt:
+                self._execute(row, tables, start, end)
             assert samples == (end == len(row.tokens))
             if samples:
-                sampled[i], num_valid[i] = draw(row.values(end)[-1]), 1
+                sampled[i], num_valid[i] = draw(row.values(end)[-1]) if not row.is_spoilt else VOCAB + 1, 1
                 row.tokens.append(int(sampled[i, 0]))
             if row.request.request_id in self.errors:
                 errors[i], num_valid[i] = self.errors[row.request.request_id], 0
-        news = self.scheduler.update(issued.scheduled, StepOutput(sampled, num_valid, errors=errors))
+        output = StepOutput(sampled, num_valid, errors=errors, connector=transfers)
+        news = self.scheduler.update(issued.scheduled, output)
         self.news += news
         self.check()
         return news
+
+    def lose(self):
+        """The steps in flight fail, as they do in an engine: what runs is aborted, and nothing was done for sure."""
+        for request in [r for r in self.requests.values() if r.status is RequestStatus.RUNNING]:
+            self.abort(request.request_id)
+        while self.in_flight:
+            issued = self.in_flight.popleft()
+            none = np.zeros((len(issued.spans), 1), np.int32)
+            self.scheduler.update(issued.scheduled, StepOutput(none, none[:, 0], is_lost=True))
+            self.check()
+
+    def fill(self, group, block, values):
+        for i in range(self.block_size):
+            self.memory[group, block * self.block_size + i] = values[i] if values else "never loaded"
+
+    def _move(self, ops):
+        """Swaps blocks out and in."""
+        for block, host in ops.swap_out:
+            for group in range(len(self.ctx.groups)):
+                slots = range(block * self.block_size, (block + 1) * self.block_size)
+                self.host_memory[group, host] = [self.memory.get((group, slot)) for slot in slots]
+        for host, block in ops.swap_in:
+            for group in range(len(self.ctx.groups)):
+                self.fill(group, block, self.host_memory[group, host])
 
     def _execute(self, row, tables, start, end):
         values = row.values(end)
@@ -247,9 +400,14 @@ class Shadow:
         kept = scheduler._ledger._kept
         holders = Counter(b for r in scheduler._running for blocks in r.block_ids for b in blocks)
         holders.update(b for k in kept for b in k.blocks)
-        holders.update(b for blocks in scheduler._held.values() for b in blocks)
+        holders.update(b for kept in scheduler._parked._kept.values() for b in kept.blocks or ())
+        holders.update(b for r in self._parked_requests() for blocks in r.block_ids for b in blocks)
         assert [pool.ref_count(b) for b in range(pool.num_blocks)] == [holders[b] for b in range(pool.num_blocks)]
         assert pool.num_free == sum(not holders[b] for b in range(1, pool.num_blocks)), "a block leaked"
+        assert (
+            scheduler._swap.num_free + sum(len(host) for held in scheduler._swap._host_blocks.values() for host in held)
+            == self.ctx.num_swap_blocks
+        ), "a host block leaked"
         rows = [r.req_idx for r in scheduler._running] + [k.row for k in kept] + scheduler._free_rows
         assert sorted(rows) == list(range(1, self.ctx.max_num_seqs + 1)), "a row leaked"
         arrivals = [r.arrival_index for r in scheduler._waiting]
@@ -258,6 +416,11 @@ class Shadow:
             r.status is RequestStatus.RUNNING and r.num_in_flight <= self.ctx.max_in_flight for r in scheduler._running
         )
         self._check_published()
+
+    def _parked_requests(self):
+        """Requests that hold blocks and no row: those that wait for a load, and those that had one."""
+        loading = [one.request for one in self.scheduler._parked.loading.values()]
+        return [*loading, *(r for r in self.scheduler._waiting if r.block_ids)]
 
     def _check_published(self):
         pool = self.scheduler.pool
@@ -289,7 +452,9 @@ class Shadow:
             self.step()
         while self.in_flight:
             self.commit()
+        assert not self.scheduler.has_work()
         assert self.scheduler.pool.num_free == self.ctx.num_blocks - 1
+        assert self.scheduler._swap.num_free == self.ctx.num_swap_blocks
         assert len(self.scheduler._free_rows) == self.ctx.max_num_seqs
         for request in self.requests.values():
             assert request.status is RequestStatus.FINISHED

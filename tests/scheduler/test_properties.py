@@ -47,6 +47,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "priority", "shortest"]),
         max_in_flight=st.integers(1, 3),
         num_groups=st.sampled_from([1, 1, 2]),
+        num_swap_blocks=st.sampled_from([0, 0, 3, 40]),
+        connector_seed=st.sampled_from([None, None, 1, 2, 3]),
     )
     def build(self, **limits):
         self.shadow = self.sim.Shadow(**limits)
@@ -88,6 +90,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def commit(self):
         self.shadow.commit()
+
+    @precondition(lambda self: self.shadow.in_flight)
+    @rule()
+    def lose(self):
+        self.shadow.lose()
 
     @precondition(lambda self: self.shadow.scheduler.has_work())
     @rule(steps=st.integers(1, 6))

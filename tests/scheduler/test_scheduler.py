@@ -210,8 +210,14 @@ def test_stats_count_requests_blocks_and_hits(sim):
         "num_running": 0,
         "num_free_blocks": 32,
         "num_blocks": 33,
+        "num_free_swap_blocks": 0,
+        "num_swap_blocks": 0,
         "num_preemptions": 0,
+        "num_swap_outs": 0,
+        "num_swap_fallbacks": 0,
+        "num_failed_loads": 0,
         "prefix_hit_tokens": 0,
+        "connector_hit_tokens": 0,
         "prefix_query_tokens": 9,
     }
     shadow.drain()
@@ -578,7 +584,6 @@ def test_id_in_use_is_refused(sim):
     [
         ({"groups": (KVGroup("w", kind="sliding", window=8),)}, "KV group 'w': kind 'sliding' is not built yet"),
         ({"groups": (KVGroup("a"), KVGroup("b", block_size=8))}, r"different block sizes \[8, 16\]"),
-        ({"preemption": "swap"}, "scheduler.preemption=swap is not built yet"),
         ({"num_lookahead": 3}, "no slots for 3 draft tokens yet. Use spec_decode=none"),
     ],
 )

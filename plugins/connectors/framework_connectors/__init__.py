@@ -1,0 +1,1 @@
+"""KV connectors: what moves KV blocks between engines and memories."""
