@@ -1,0 +1,48 @@
+"""The engine's KV connector: built with all that tells one engine's KV from another's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from framework.interfaces import ConnectorContext
+from framework.nulls import NoConnector
+
+if TYPE_CHECKING:
+    from framework.engine.choice import Choice
+    from framework.interfaces import Checkpoint, KVConnector, KVGroup, KVSpec
+
+
+def connector_of(choice: Choice, groups: Sequence[KVGroup], specs: Sequence[KVSpec], block_bytes: int) -> KVConnector:
+    """The connector of `choice`, or the null one."""
+    if choice.connector is None:
+        return NoConnector()
+    identity = kv_identity(choice, specs)
+    ctx = ConnectorContext(identity, choice.block_size, len(groups), block_bytes)
+    connector: KVConnector = choice.connector.target(choice.connector.options, ctx)
+    return connector
+
+
+def kv_identity(choice: Choice, specs: Sequence[KVSpec]) -> bytes:
+    """Digest of all that changes the bytes of KV beside a request's own tokens, adapter, salt and images.
+
+    Weights stand for themselves by file name, size and time of change; generated ones by their seed.
+    """
+    checkpoint, engine = choice.checkpoint, choice.config.engine
+    seed = engine.seed or 0 if checkpoint.format == "dummy" else None
+    parts = [
+        *_weights(checkpoint), json.dumps(checkpoint.config, sort_keys=True, default=str), seed, choice.model.name,
+        choice.backend.name, choice.backend.dtype, engine.batch_invariant, choice.attention.name, choice.block_size,
+        *((spec.shape, spec.dtype) for spec in specs),
+    ]  # fmt: skip
+    return blake2b(repr(parts).encode(), digest_size=16).digest()
+
+
+def _weights(checkpoint: Checkpoint) -> Iterator[tuple[str, int, int]]:
+    location = Path(checkpoint.location).resolve()
+    for path in sorted(location.iterdir()) if location.is_dir() else [location]:
+        if path.is_file():
+            yield str(path), path.stat().st_size, path.stat().st_mtime_ns
