@@ -143,7 +143,9 @@ class StageConfig:
         _check_types("StageConfig", self)
 
 
-GUMBEL_STAGES = tuple(StageConfig(name, name) for name in ("temperature", "min_p", "top_k", "top_p", "gumbel"))
+GUMBEL_STAGES = tuple(
+    StageConfig(name, name) for name in ("min_tokens", "temperature", "min_p", "top_k", "top_p", "gumbel")
+)
 """Stages of the default pipeline, those of `conf/sampler/gumbel.yaml`."""
 
 

@@ -260,7 +260,6 @@ def _refuse_unbuilt(params: SamplingParams) -> None:
     """What the engine itself does not do yet; what concerns the sampler is refused by the pipeline."""
     unbuilt = {
         "n": params.n > 1,
-        "min_tokens": params.min_tokens > 0,
         "prompt_logprobs": params.prompt_logprobs is not None,
     }
     for name, asked in unbuilt.items():

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from framework.request import SamplingParams
     from framework.sampling.deployed import Deployed
 
-SHAPING = ("temperature", "top_k", "top_p", "min_p")
+BUILT = ("min_tokens", "temperature", "top_k", "top_p", "min_p")
+"""Sampling fields whose stages are ours; a pipeline need not have them."""
 UNBUILT = (
     "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "allowed_token_ids", "bad_words",
     "bad_words_token_ids", "structured_outputs", "logprob_token_ids",
@@ -29,7 +30,7 @@ def check_request(name: str, stages: Sequence[Deployed], vocab_size: int, params
     _check_switches(stages, params)
     _check_extra_args(stages, params)
     active = active_stages(stages, params)
-    for field in (*SHAPING, *UNBUILT):
+    for field in (*BUILT, *UNBUILT):
         if field in params.named and not _is_off(field, getattr(params, field), vocab_size):
             _check_read(name, stages, active, field, getattr(params, field))
     if params.logprobs == -1:

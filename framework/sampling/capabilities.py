@@ -64,14 +64,16 @@ def _check_order(stages: Sequence[Deployed]) -> None:
 
 
 def _check_masks(stages: Sequence[Deployed]) -> None:
+    """Of stages that change logits behind a mask the pipeline itself keeps the masked tokens out."""
     mask = None
     for one in stages:
         if one.spec.kind == "mask":
             mask = one
-        elif mask and one.spec.kind in ("elementwise", "select") and not one.keeps("kept_set"):
+        elif mask and one.spec.kind == "select" and not one.keeps("kept_set"):
             raise ConfigError(
-                f"sampler stage '{one.key}' does not keep 'kept_set' and may let in a token that '{mask.key}' forbids."
-                f" Move it: +sampler.stages.{one.key}.before={mask.key}, or declare 'kept_set' if it leaves -inf alone"
+                f"sampler stage '{one.key}' does not keep 'kept_set' and may pick a token that '{mask.key}' forbids."
+                f" Remove one: sampler.stages.{one.key}=null or sampler.stages.{mask.key}=null, or declare 'kept_set'"
+                " if it picks kept tokens only"
             )
 
 

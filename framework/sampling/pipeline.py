@@ -79,6 +79,8 @@ class SamplerPipeline:
         in_place = [s for s in stages if s.spec.kind in IN_PLACE]
         split = max((i + 1 for i, s in enumerate(in_place) if not s.keeps("argmax")), default=0)
         self._shared, self._reshaping = in_place[:split], in_place[split:]
+        first_mask = next((i for i, s in enumerate(in_place) if s.spec.kind == "mask"), len(in_place))
+        self._open = {s.key for s in in_place[first_mask + 1 :] if not s.keeps("kept_set")}
         self._thresholds = [s for s in stages if s.spec.kind == "threshold"]
         self._observers = [s for s in stages if s.spec.kind == "observe"]
         ctx = self._select.ctx
@@ -124,8 +126,7 @@ class SamplerPipeline:
         observers = self._running(self._observers, plan)
         raw, wanting = self._keep_raw(logits, plan, bool(observers))
         work = logits.float()
-        for one in self._running(self._shared, plan):
-            one.stage.apply(work, rows)
+        self._apply(self._running(self._shared, plan), work, rows)
         top, ids = best(work)
         chosen, processed = top, work
         if self._all_greedy:
@@ -155,6 +156,14 @@ class SamplerPipeline:
     def _running(self, stages: Sequence[Deployed], plan: _Plan) -> list[Deployed]:
         return [s for s in stages if s.bit & plan.bits]
 
+    def _apply(self, stages: Sequence[Deployed], logits: Tensor, rows: Rows) -> None:
+        """Runs in-place stages. What masks have forbidden stays so behind a stage that might let it in."""
+        for one in stages:
+            masked = logits == -torch.inf if one.key in self._open else None
+            one.stage.apply(logits, rows)
+            if masked is not None:
+                logits.masked_fill_(masked, -torch.inf)
+
     def _keep_raw(self, logits: Tensor, plan: _Plan, observed: bool) -> tuple[Tensor, Tensor]:
         """(the model's logits for observers, those of the rows that want logprobs), out of reach of in-place stages."""
         overwritten = logits.dtype == torch.float32 and self._running([*self._shared, *self._reshaping], plan)
@@ -178,8 +187,7 @@ class SamplerPipeline:
         return ids.index_copy(0, index, drawn), chosen.index_copy(0, index, values), processed
 
     def _draw_rows(self, logits: Tensor, rows: Rows, plan: _Plan, observed: bool) -> tuple[Tensor, Tensor, Tensor]:
-        for one in self._running(self._reshaping, plan):
-            one.stage.apply(logits, rows)
+        self._apply(self._running(self._reshaping, plan), logits, rows)
         lo, hi = open_interval(len(logits), logits.device)
         for one in self._running(self._thresholds, plan):
             lo, hi = one.stage.bounds(logits, rows, lo, hi)

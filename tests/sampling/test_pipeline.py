@@ -129,6 +129,22 @@ def on(name, **more):
     return SamplingParams(extra_args={name: {"on": True}}, **more)
 
 
+def test_stage_that_lets_masked_tokens_in_changes_nothing_about_them(bench):
+    class Refill(Stage):
+        """Gives every row the same logits, whatever was masked."""
+
+        spec = spec("refill", "elementwise")
+
+        def apply(self, logits, rows):
+            logits.copy_(torch.where(self.rows_on(rows), torch.arange(logits.shape[1]).float(), logits))
+
+    both = SamplingParams(temperature=0, extra_args={"even_only": {"on": True}, "refill": {"on": True}})
+    table = bench("even_only", "refill", "gumbel", others={"even_only": EvenOnly, "refill": Refill})
+    logits = random_logits(2)
+    last_even = (logits.shape[1] - 1) // 2 * 2
+    assert table.add(both, on("refill", temperature=0)).ids(logits) == [last_even, logits.shape[1] - 1]
+
+
 def test_every_row_of_a_mixed_batch_gets_the_token_it_gets_alone(bench):
     together = bench().add(*MIXED)
     logits = random_logits(len(MIXED))

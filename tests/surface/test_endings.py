@@ -163,3 +163,66 @@ def test_stop_strings_of_a_model_without_a_tokenizer_are_refused(folders):
         pytest.raises(ValueError, match=r"stop=\['x'\] needs text, and the model has no tokenizer; use stop_token_ids"),
     ):
         llm.generate([[4]], SamplingParams(stop="x"))
+
+
+# -------------------------------------------------------------------------------------------------------- min_tokens
+
+
+def test_min_tokens_masks_eos_until_so_many_tokens_are_there(chain):
+    assert run(chain, [2]).token_ids == [3]
+    # token 3, eos, is masked: of the others, which are equal, the lowest id
+    assert run(chain, [2], min_tokens=1, max_tokens=1).token_ids == [0]
+    assert run(chain, [1], min_tokens=1).token_ids == [2, 3]
+    assert run(chain, [1], min_tokens=2, max_tokens=3, logprobs=0).token_ids == [2, 0, 1]
+
+
+def test_min_tokens_masks_every_stop_id(chain):
+    stops = [5, 7, 9]
+    got = run(chain, [4], min_tokens=3, max_tokens=9, stop_token_ids=stops)
+    assert not set(got.token_ids[:3]) & {3, *stops} and got.token_ids[-1] in (3, *stops)
+    assert run(chain, [4], min_tokens=1, max_tokens=2, stop_token_ids=list(range(1, 24))).token_ids == [0, 1]
+
+
+def test_min_tokens_passes_over_stop_strings_that_are_whole_by_then(chain):
+    assert run(chain, [4], stop="w6").token_ids == [5, 6]
+    got = run(chain, [4], stop=["w6", "w8"], min_tokens=2)
+    assert summary(got) == ([5, 6, 7, 8], "w5 w6 w7 ", "stop", "w8")
+    assert summary(run(chain, [4], stop="6 w7", min_tokens=2))[1:] == ("w5 w", "stop", "6 w7")
+
+
+def test_min_tokens_holds_for_greedy_pipelines_and_drawn_rows(folders, mixed):
+    with LLM(folders["chain"], overrides=["engine.dtype=float32", "engine.max_model_len=32", "sampler=greedy"]) as llm:
+        assert run(llm, [2], min_tokens=1, max_tokens=1).token_ids == [0]
+    each = [SamplingParams(temperature=5.0, min_tokens=8, max_tokens=9, seed=seed) for seed in range(40)]
+    for output in mixed.generate([[4]] * 40, each, use_tqdm=False):
+        assert 3 not in output.outputs[0].token_ids[:8]
+    plain = [SamplingParams(temperature=5.0, max_tokens=9, seed=seed) for seed in range(40)]
+    assert any(3 in o.outputs[0].token_ids[:8] for o in mixed.generate([[4]] * 40, plain, use_tqdm=False))
+
+
+def test_min_tokens_cannot_be_switched_off(chain):
+    with pytest.raises(ValueError, match="stages cannot switch 'min_tokens' off"):
+        chain.generate([[4]], SamplingParams(min_tokens=1, stages={"min_tokens": False}))
+
+
+def test_pipeline_without_the_stage_refuses_min_tokens(folders):
+    words = ["engine.dtype=float32", "engine.max_model_len=32", "sampler.stages.min_tokens=null"]
+    with (
+        LLM(folders["chain"], overrides=words) as llm,
+        pytest.raises(ValueError, match=r"no stage that reads min_tokens=2"),
+    ):
+        llm.generate([[4]], SamplingParams(min_tokens=2))
+
+
+def test_preemption_leaves_min_tokens_and_stop_strings_as_they_are(folders):
+    words = ["engine.dtype=float32", "engine.max_model_len=32", "kv_cache.block_size=4", "kv_cache.num_blocks=9"]
+    each = [SamplingParams(temperature=0, min_tokens=12, max_tokens=20, stop="w22 w23"),
+            SamplingParams(temperature=0, min_tokens=12, max_tokens=20, ignore_eos=True)]  # fmt: skip
+    quiet, tight = [], []
+    with LLM(folders["chain"], overrides=words) as llm:
+        for prompt, params in zip([[6], [7]], each, strict=True):
+            quiet += [summary(o.outputs[0]) for o in llm.generate([prompt], params, use_tqdm=False)]
+        tight = [summary(o.outputs[0]) for o in llm.generate([[6], [7]], each, use_tqdm=False)]
+        assert llm.engine.stats()["num_preemptions"] > 0
+        assert_all_returned(llm)
+    assert tight == quiet

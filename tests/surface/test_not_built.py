@@ -16,7 +16,6 @@ SMALL = ("engine.dtype=float32", "engine.max_model_len=64")
 
 PARAMETERS = {
     "n": 2,
-    "min_tokens": 2,
     "prompt_logprobs": 1,
     "logprobs": -1,
     "logprob_token_ids": [4],
@@ -46,7 +45,7 @@ WORDS = [
     "server.host=localhost",
     *(
         f"+sampler/stage={name}"
-        for name in ("grammar", "allowed_ids", "min_tokens", "bad_words", "logit_bias", "penalties")
+        for name in ("grammar", "allowed_ids", "bad_words", "logit_bias", "penalties")
     ),
 ]
 
@@ -73,9 +72,9 @@ def test_parameter_is_refused_as_a_configured_default(folders, name):
 
 
 def test_every_sampling_parameter_is_either_served_or_in_the_list_above():
-    served = {"temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos",
-              "include_stop_str_in_output", "logprobs", "detokenize", "skip_special_tokens", "output_kind", "stages",
-              "extra_args"}  # fmt: skip
+    served = {"temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids",
+              "ignore_eos", "include_stop_str_in_output", "logprobs", "detokenize", "skip_special_tokens",
+              "output_kind", "stages", "extra_args"}  # fmt: skip
     assert served | set(PARAMETERS) == set(SamplingParams.defaults())
 
 

@@ -83,9 +83,9 @@ print([s.key for s in compose(["+sampler/stage=acme_bias", "sampler.stages.acme_
         text=True,
     )
     assert result.stdout.splitlines() == [
-        "['acme_bias', 'temperature', 'min_p', 'top_k', 'top_p', 'gumbel']",
-        "['acme_bias', 'greedy']",
-        "['temperature', 'min_p', 'acme_bias', 'top_k', 'top_p', 'gumbel']",
+        "['min_tokens', 'acme_bias', 'temperature', 'min_p', 'top_k', 'top_p', 'gumbel']",
+        "['min_tokens', 'acme_bias', 'greedy']",
+        "['min_tokens', 'temperature', 'min_p', 'acme_bias', 'top_k', 'top_p', 'gumbel']",
     ], result.stderr
 
 

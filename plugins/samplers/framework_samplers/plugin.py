@@ -8,6 +8,7 @@ from framework.plugins import ComponentSpec, hookimpl
 @hookimpl
 def framework_components() -> list[ComponentSpec]:
     return [
+        ComponentSpec("stage", "min_tokens", "framework_samplers.min_tokens:MinTokens"),
         ComponentSpec("stage", "temperature", "framework_samplers.temperature:Temperature"),
         ComponentSpec("stage", "min_p", "framework_samplers.min_p:MinP"),
         ComponentSpec("stage", "top_k", "framework_samplers.top_k:TopK"),
