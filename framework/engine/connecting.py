@@ -8,22 +8,27 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from framework.engine.guarded_connector import GuardedConnector
 from framework.interfaces import ConnectorContext
 from framework.nulls import NoConnector
 
 if TYPE_CHECKING:
     from framework.engine.choice import Choice
     from framework.interfaces import Checkpoint, KVConnector, KVGroup, KVSpec
+    from framework.plugins import Registry
 
 
-def connector_of(choice: Choice, groups: Sequence[KVGroup], specs: Sequence[KVSpec], block_bytes: int) -> KVConnector:
-    """The connector of `choice`, or the null one."""
-    if choice.connector is None:
+def connector_of(
+    choice: Choice, plugins: Registry, groups: Sequence[KVGroup], specs: Sequence[KVSpec], block_bytes: int
+) -> KVConnector:
+    """The connector of `choice`, guarded, or the null one."""
+    part = choice.connector
+    if part is None:
         return NoConnector()
-    identity = kv_identity(choice, specs)
-    ctx = ConnectorContext(identity, choice.block_size, len(groups), block_bytes)
-    connector: KVConnector = choice.connector.target(choice.connector.options, ctx)
-    return connector
+    ctx = ConnectorContext(kv_identity(choice, specs), choice.block_size, len(groups), block_bytes)
+    dist = plugins.spec("kv_connector", part.name).dist
+    label = f"kv_connector '{part.name}' of {dist} {plugins.versions.get(dist, '?')}"
+    return GuardedConnector(part.target(part.options, ctx), label, choice.block_size)
 
 
 def kv_identity(choice: Choice, specs: Sequence[KVSpec]) -> bytes:

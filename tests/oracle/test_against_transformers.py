@@ -13,10 +13,8 @@ import torch
 from framework import LLM, SamplingParams
 
 from .covering import pairwise
-from .tiny import SAVE, VOCAB, Case, continuations, prompts
+from .tiny import NUM_REQUESTS, NUM_TOKENS, SAVE, VOCAB, Case, prompts
 
-NUM_REQUESTS = 16
-NUM_TOKENS = 20
 MIN_GAP = 1e-3  # float32 rounding moves logits by about 1e-5; a wider gap than this cannot be turned by it
 TOLERANCE = 1e-4
 
@@ -33,16 +31,6 @@ WHOLE = [dict(zip(FACTORS, values, strict=True)) for values in product(*FACTORS.
 
 def case_id(case: dict[str, Any]) -> str:
     return "-".join(str(v) for v in case.values())
-
-
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {name: save(tmp_path_factory.mktemp(name)) for name, save in SAVE.items()}
-
-
-@pytest.fixture(scope="session")
-def oracle(folders: dict[str, Path]) -> Any:
-    return cache(lambda name: continuations(folders[name], prompts(NUM_REQUESTS), NUM_TOKENS))
 
 
 def make_llm(folder: Path, case: dict[str, Any], *words: str) -> LLM:

@@ -10,6 +10,8 @@ import torch
 
 VOCAB = 97
 MAX_LEN = 160
+NUM_REQUESTS = 16
+NUM_TOKENS = 20
 
 
 @dataclass(frozen=True)

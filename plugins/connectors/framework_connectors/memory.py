@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from framework.errors import ConfigError
 from framework.scheduler import extend_hashes
 from framework_connectors.block_store import store_named
 
@@ -74,7 +75,12 @@ class MemoryConnector:
     layerwise = False
 
     def __init__(self, options: MemoryOptions, ctx: ConnectorContext) -> None:
-        """Raises ConfigError when the store is there with another capacity."""
+        """Raises ConfigError when no block fits, or when the store is there with another capacity."""
+        if options.capacity_bytes < ctx.block_bytes:
+            raise ConfigError(
+                f"kv_connector.capacity_bytes={options.capacity_bytes} holds no block: one takes {ctx.block_bytes}. "
+                "Raise it, or use kv_connector=none"
+            )
         self._ctx, self._is_async = ctx, options.async_loads
         self._store = store_named(options.store, options.capacity_bytes)
         self._stays: dict[int, _Stay] = {}  # by lease

@@ -1,0 +1,190 @@
+"""A KV connector whose faults end nothing: what it cannot bring is computed, and what it kept is given back.
+
+The engine puts it around every connector of a plugin. It keeps the books of loads and kept stays, so that one that
+raises can be left alone from then on, and so that a report nobody waits for goes no further.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from framework.batch import SchedulerOutput
+    from framework.interfaces import Backend, KVConnector, KVSpec
+    from framework.request import Request
+
+Blocks = Sequence[Sequence[int]]
+T = TypeVar("T")
+
+_log = logging.getLogger("framework")
+
+
+@dataclass(slots=True)
+class _Load:
+    """Blocks that the connector fills."""
+
+    blocks: list[int]
+    is_async: bool
+
+
+@dataclass(slots=True)
+class _Meta:
+    """Metadata of the connector, and the leases of the loads that are done within the step."""
+
+    inner: Any
+    within_step: list[int]
+
+
+@dataclass(slots=True)
+class _Reports:
+    sent: list[int] = field(default_factory=list)
+    received: list[int] = field(default_factory=list)
+    failed: list[int] = field(default_factory=list)
+
+
+class GuardedConnector:
+    """`interfaces.KVConnector` around `connector`, which the log calls `label`."""
+
+    def __init__(self, connector: KVConnector, label: str, block_size: int) -> None:
+        self._connector, self._label, self._block_size = connector, label, block_size
+        self.layerwise = bool(connector.layerwise)
+        self._is_async = False  # the last answer about a match
+        self._within_step: list[int] = []
+        self._lock = threading.Lock()
+        # Under the lock, for both sides:
+        self._is_broken = False
+        self._loads: dict[int, _Load] = {}  # by lease, until they are reported, or the step that does them is over
+        self._kept: set[int] = set()
+        self._reports = _Reports()  # of a connector that has broken
+        # Of the worker side alone:
+        self._meta: _Meta | None = None
+        self._failed: list[int] = []
+
+    def _ask(self, method: str, neutral: T, *args: Any) -> T:
+        """The connector's answer; `neutral` from the moment on when it has raised."""
+        if self._is_broken:
+            return neutral
+        try:
+            answer: T = getattr(self._connector, method)(*args)
+            return answer
+        except Exception:
+            _log.exception("%s raised in %s; the engine goes on without it", self._label, method)
+            self._give_up()
+            return neutral
+
+    def _give_up(self) -> None:
+        """Ends the connector, and reports all that it still owes: loads as failed, stays as sent."""
+        try:
+            self._connector.close()
+        except Exception:
+            _log.exception("%s raised in close", self._label)
+        with self._lock:
+            self._is_broken = True
+            self._reports.sent += self._kept
+            self._reports.received += [lease for lease, load in self._loads.items() if load.is_async]
+            self._reports.failed += [block for load in self._loads.values() for block in load.blocks]
+            self._kept.clear()
+            self._loads.clear()
+
+    # -------------------------------------------------------------------------------------- scheduler side
+
+    def matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        count, is_async = self._ask("matched_tokens", (0, False), request, num_computed_tokens)
+        self._is_async = is_async
+        return count, is_async
+
+    def after_alloc(self, request: Request, blocks: Blocks, num_external_tokens: int) -> None:
+        if num_external_tokens:
+            self._note_load(request, blocks, num_external_tokens)
+        self._ask("after_alloc", None, request, blocks, num_external_tokens)
+
+    def _note_load(self, request: Request, blocks: Blocks, num_external_tokens: int) -> None:
+        last = request.num_computed_tokens // self._block_size
+        first = last - num_external_tokens // self._block_size
+        load = _Load([group[i] for i in range(first, last) for group in blocks], self._is_async)
+        if not load.is_async:
+            self._within_step.append(request.lease)
+        with self._lock:
+            if self._is_broken:  # since it promised
+                self._reports.failed += load.blocks
+                self._reports.received += [request.lease] if load.is_async else []
+            else:
+                self._loads[request.lease] = load
+
+    def build_meta(self, scheduled: SchedulerOutput) -> _Meta | None:
+        inner = self._ask("build_meta", None, scheduled)
+        leases, self._within_step = self._within_step, []
+        return None if inner is None and not leases else _Meta(inner, leases)
+
+    def request_finished(self, request: Request, blocks: Blocks) -> bool:
+        return self._keeps(request.lease, self._ask("request_finished", False, request, blocks))
+
+    def request_preempted(self, request: Request, blocks: Blocks) -> bool:
+        return self._keeps(request.lease, self._ask("request_preempted", False, request, blocks))
+
+    def _keeps(self, lease: int, answer: bool) -> bool:
+        with self._lock:
+            if not answer or self._is_broken:
+                return False
+            self._kept.add(lease)
+            return True
+
+    def step_lost(self, meta: _Meta | None) -> None:
+        self._ask("step_lost", None, None if meta is None else meta.inner)
+        self._step_over(meta)
+
+    # ----------------------------------------------------------------------------------------- worker side
+
+    def bind(self, backend: Backend, kv: Sequence[Tensor], specs: Sequence[KVSpec]) -> None:
+        """Raises what the connector raises: the engine is not built without the one that was asked for."""
+        self._connector.bind(backend, kv, specs)
+
+    def start_load(self, meta: _Meta | None) -> None:
+        self._meta = meta
+        self._ask("start_load", None, None if meta is None else meta.inner)
+
+    def wait_layer(self, layer: int) -> None:
+        self._ask("wait_layer", None, layer)
+
+    def save_layer(self, layer: int) -> None:
+        self._ask("save_layer", None, layer)
+
+    def wait_saves(self) -> None:
+        self._ask("wait_saves", None)
+
+    def idle(self) -> None:
+        self._ask("idle", None)
+
+    def finished(self) -> tuple[Sequence[int], Sequence[int]]:
+        nothing: tuple[Sequence[int], Sequence[int]] = (), ()
+        sent, received = self._ask("finished", nothing)
+        failed = self._ask("failed_blocks", ())  # asked for now: a load is received only if this is answered as well
+        with self._lock:
+            sent = [lease for lease in sent if lease in self._kept]
+            received = [lease for lease in received if lease in self._loads]
+            self._kept.difference_update(sent)
+            for lease in received:
+                del self._loads[lease]
+            reports, self._reports = self._reports, _Reports()
+        self._failed = [*failed, *reports.failed]
+        self._step_over(self._meta)
+        return sent + reports.sent, received + reports.received
+
+    def failed_blocks(self) -> Sequence[int]:
+        failed, self._failed = self._failed, []
+        return failed
+
+    def close(self) -> None:
+        self._ask("close", None)
+
+    def _step_over(self, meta: _Meta | None) -> None:
+        """Loads within the step of `meta` are done, or failed, or nobody needs them any more."""
+        with self._lock:
+            for lease in meta.within_step if meta is not None else ():
+                self._loads.pop(lease, None)
