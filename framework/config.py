@@ -79,7 +79,7 @@ class EngineOptions:
     dtype: str = "auto"  # auto, float32, bfloat16, float16
     max_model_len: int | None = None  # None = the checkpoint's own limit
     seed: int | None = None
-    async_scheduling: bool = False
+    async_scheduling: bool | None = None  # None = where the backend takes several steps at a time by itself
     batch_invariant: bool = False
     graphs: str = "auto"  # auto, off
     load_format: str = "auto"  # auto or a loader plugin
@@ -91,8 +91,6 @@ class EngineOptions:
         _one_of("engine.graphs", self.graphs, ("auto", "off"))
         if self.seed is not None and not SEED_MIN <= self.seed < SEED_MAX:
             raise ConfigError(f"engine.seed={self.seed} is outside of [-2^63, 2^64). Choose one inside, or null")
-        if self.async_scheduling:
-            raise NotBuiltError("engine.async_scheduling=true is not built yet. Use engine.async_scheduling=false")
 
 
 @dataclass(frozen=True)

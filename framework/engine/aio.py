@@ -1,14 +1,197 @@
-"""The async API. Its part is not built yet: the name is here so that code which imports it can be imported."""
+"""The async API: one engine, driven by a thread of its own, and an async generator for each request.
+
+Knows event loops and threads, and nothing of what an engine does. Everything the engine is asked for is a task of that
+thread, steps included: they are taken in order, and no loop of ours has to be ended.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import weakref
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from framework.errors import NotBuiltError
+from framework.engine.build import build_engine
+from framework.engine.llm import resolve_config, streaming_params
+from framework.request import RequestOutput, SamplingParams
+from framework.worker.task_thread import TaskThread
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from framework.config import Config
+
+_T = TypeVar("_T")
+_Event = RequestOutput | BaseException
+
+
+@dataclass(eq=False)
+class _Listener:
+    """Who waits for the outputs of one request: the queue belongs to the loop, and is filled there alone."""
+
+    loop: asyncio.AbstractEventLoop
+    queue: asyncio.Queue[_Event] = field(default_factory=asyncio.Queue)
 
 
 class AsyncLLM:
-    """Refused by name when it is made."""
+    """An engine for asyncio. Arguments and errors are those of `LLM`; usable with `with` and `async with`.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise NotBuiltError("framework.AsyncLLM is not built yet. Use framework.LLM, which runs in the calling thread.")
+    Any number of generators run at a time, in one event loop or in several. A step that fails ends the generators of
+    the requests that ran in it with a RuntimeError whose cause is the step's; those that wait for their turn go on.
+    """
+
+    def __init__(
+        self, model: str | None = None, *, overrides: Sequence[str] = (), config: Config | None = None
+    ) -> None:
+        config = resolve_config(model, overrides, config)
+        self._ids = count()
+        self._listeners: dict[str, _Listener] = {}
+        self._is_stepping = False  # a step is queued; read and written by the engine's thread alone
+        self._is_closed = False
+        self._thread = TaskThread("framework-engine")
+        self._engine = self._thread.submit(build_engine, config).result()
+        weakref.finalize(self, self._thread.stop)  # before the threads of the engine, which steps need, end themselves
+
+    async def generate(
+        self, prompt: Any, params: SamplingParams | None = None, request_id: str | None = None
+    ) -> AsyncIterator[RequestOutput]:
+        """Outputs of one request as they are made: of the kind that `params` names, else cumulative.
+
+        prompt      one prompt in any of its forms: str, list of ids, dict
+        params      None = the configured defaults
+        request_id  None = one that is free
+        Breaking off or cancelling aborts the request. What `LLM.generate` would raise is raised at the first output.
+        """
+        name = self._new_id() if request_id is None else request_id
+        listener = _Listener(asyncio.get_running_loop())
+        finished = False
+        try:
+            await self._ask(self._add, name, prompt, params, listener)
+            while not finished:
+                event = await listener.queue.get()
+                if isinstance(event, BaseException):
+                    raise RuntimeError(f"request {name} ended with the step that it ran in: {event}") from event
+                finished = event.finished
+                yield event
+        finally:
+            if not finished:
+                self._post(self._leave, name, listener)
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request; its generator gives a last output with finish_reason `abort`. Unknown ids do nothing."""
+        await self._ask(self._abort, request_id)
+
+    async def stats(self) -> dict[str, Any]:
+        """Counters of the engine, between two steps."""
+        return await self._ask(lambda: self._engine.stats())
+
+    def close(self) -> None:
+        """Aborts what runs, which ends its generators, and frees the model. May be called again."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._thread.submit(self._close).result()
+            self._thread.stop()
+            del self._engine
+
+    def __enter__(self) -> AsyncLLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self.close)
+
+    def _new_id(self) -> str:
+        return next(i for i in map(str, self._ids) if i not in self._listeners)
+
+    async def _ask(self, function: Callable[..., _T], *args: Any) -> _T:
+        if self._is_closed:
+            raise RuntimeError("this AsyncLLM is closed; make another one")
+        return await asyncio.wrap_future(self._thread.submit(function, *args))
+
+    def _post(self, function: Callable[..., Any], *args: Any) -> None:
+        """Asks for something that nobody waits for; nothing is left to do once the engine or the interpreter ends."""
+        try:
+            self._thread.submit(function, *args)
+        except RuntimeError:  # the thread was stopped
+            self._is_stepping = False
+
+    # ------------------------------------------------------------------------------------- on the engine's thread
+
+    def _add(self, name: str, prompt: Any, params: Any, listener: _Listener) -> None:
+        self._engine.add_request(name, prompt, streaming_params(params, self._engine.admission.defaults))
+        self._listeners[name] = listener
+        self._go_on()
+
+    def _leave(self, name: str, listener: _Listener) -> None:
+        """The listener has gone. One of a refused request never came, and its id may be somebody else's."""
+        if self._listeners.get(name) is listener:
+            del self._listeners[name]
+            self._abort(name)
+
+    def _abort(self, name: str) -> None:
+        output = self._engine.abort(name)
+        self._deliver([*self._engine.leftovers(), *([] if output is None else [output])])
+
+    def _go_on(self) -> None:
+        if not self._is_stepping and self._engine.has_unfinished_requests():
+            self._is_stepping = True
+            self._post(self._step)  # behind what was asked for meanwhile
+
+    def _step(self) -> None:
+        self._is_stepping = False
+        try:
+            outputs = self._engine.step()
+        except BaseException as error:
+            self._deliver(self._engine.leftovers())
+            self._fail(error, [name for name in self._listeners if not self._engine.is_running(name)])
+        else:
+            self._deliver(outputs)
+        self._go_on()
+
+    def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
+        """Hands outputs to the loops that wait for them, one call a loop."""
+        due: dict[asyncio.AbstractEventLoop, list[tuple[_Listener, _Event]]] = defaultdict(list)
+        for output in outputs:
+            listener = self._listeners.get(output.request_id)
+            if listener is not None:
+                due[listener.loop].append((listener, output))
+                if output.finished:
+                    del self._listeners[output.request_id]
+        for loop, events in due.items():
+            self._hand_over(loop, events)
+
+    def _fail(self, error: BaseException, names: Iterable[str]) -> None:
+        for name in names:
+            listener = self._listeners.pop(name)
+            self._hand_over(listener.loop, [(listener, error)])
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop, events: Sequence[tuple[_Listener, _Event]]) -> None:
+        try:
+            loop.call_soon_threadsafe(_put, events)
+        except RuntimeError:  # the loop is closed, with everybody who waited in it
+            gone = [name for name, listener in self._listeners.items() if listener.loop is loop]
+            for name in gone:
+                self._leave(name, self._listeners[name])
+
+    def _close(self) -> None:
+        try:
+            for name in list(self._listeners):
+                self._abort(name)
+        finally:
+            self._fail(RuntimeError("the AsyncLLM was closed"), list(self._listeners))
+            self._engine.close()
+
+
+def _put(events: Iterable[tuple[_Listener, _Event]]) -> None:
+    for listener, event in events:
+        listener.queue.put_nowait(event)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from framework.engine.choice import Choice, check_attention, check_memory, choose
+from framework.engine.choice import Choice, async_scheduling, check_attention, check_memory, choose
 from framework.engine.core import EngineCore
 from framework.engine.engine import Engine
 from framework.engine.trace import Trace
@@ -21,11 +21,13 @@ from framework.errors import CheckpointError, ConfigError, NotBuiltError
 from framework.interfaces import AttentionContext, KVGroup, ModelContext, SchedulerContext
 from framework.nulls import NoConnector
 from framework.plugins import registry
+from framework.worker.step_thread import StepThread
 
 if TYPE_CHECKING:
     from framework.config import Config
-    from framework.interfaces import AttentionBackend, KVSpec, LayerSpec, Model, Scheduler
+    from framework.interfaces import AttentionBackend, Executor, KVSpec, LayerSpec, Model, Scheduler
     from framework.plugins import EventBus, Registry
+    from framework.worker.model_runner import ModelRunner
 
 _log = logging.getLogger("framework")
 
@@ -156,10 +158,20 @@ def _assemble(choice: Choice, model: Model, kv: _KVMemory, events: EventBus) -> 
         pipeline=choice.pipeline,
         max_num_batched_tokens=choice.config.scheduler.max_num_batched_tokens,
     )
-    executor = choice.executor.target(choice.executor.options, runner)
-    core = EngineCore(_scheduler(choice, kv, executor.max_in_flight), executor, events)
+    executor, max_in_flight = _executor(choice, runner)
+    core = EngineCore(_scheduler(choice, kv, max_in_flight), executor, events, max_in_flight)
     executor.start()
     return Engine(choice.config, core, choice.admission, choice.tokenizer, _facts(choice, kv))
+
+
+def _executor(choice: Choice, runner: ModelRunner) -> tuple[Executor, int]:
+    """The executor, and how many steps it is given at a time: scheduling ahead takes two of it at least."""
+    executor: Executor = choice.executor.target(choice.executor.options, runner)
+    if not async_scheduling(choice.config, choice.backend)[0]:
+        return executor, 1
+    if executor.max_in_flight < 2:
+        executor = StepThread(executor)
+    return executor, executor.max_in_flight
 
 
 def _scheduler(choice: Choice, kv: _KVMemory, max_in_flight: int) -> Scheduler:
@@ -183,6 +195,7 @@ def _scheduler(choice: Choice, kv: _KVMemory, max_in_flight: int) -> Scheduler:
 
 def _facts(choice: Choice, kv: _KVMemory) -> dict[str, Any]:
     """What was chosen and measured, for reports."""
+    is_async, why_async = async_scheduling(choice.config, choice.backend)
     return {
         "backend": choice.backend.name,
         "attention": choice.attention.name,
@@ -192,6 +205,8 @@ def _facts(choice: Choice, kv: _KVMemory) -> dict[str, Any]:
         "block_size": choice.block_size,
         "num_blocks": kv.num_blocks,
         "kv_bytes": kv.num_blocks * kv.block_bytes,
+        "async_scheduling": is_async,
+        "why_async": why_async,
         "seconds": choice.seconds,
     }
 

@@ -206,6 +206,11 @@ def check_attention(
         raise ConfigError(f"kv_cache.block_size={block_size}: attention={name} serves {sizes}")
     if dtype not in caps.dtypes:
         raise ConfigError(f"engine.dtype={dtype}: attention={name} serves {', '.join(caps.dtypes)}")
+    if caps.needs_exact_lens and async_scheduling(config, backend)[0]:
+        raise ConfigError(
+            f"engine.async_scheduling=true: attention={name} needs exact lengths of every step on the host. "
+            "Use engine.async_scheduling=false or another attention"
+        )
     if config.engine.batch_invariant and not caps.batch_invariant:
         raise ConfigError(f"engine.batch_invariant=true: attention={name} does not offer it; choose another attention")
     for layer in layers or ():
@@ -231,5 +236,17 @@ def _pipeline(
             column=lambda name: table.column(key, name),
         )
 
-    required = frozenset({"batch_invariant"} if config.engine.batch_invariant else ())
-    return build_pipeline(config.sampler, plugins, context, required=required, provided=_SYNCHRONOUS)
+    is_async, _ = async_scheduling(config, backend)
+    asked = {"batch_invariant": config.engine.batch_invariant, "async": is_async}
+    required = frozenset(word for word, is_asked in asked.items() if is_asked)
+    provided = frozenset() if is_async else _SYNCHRONOUS
+    return build_pipeline(config.sampler, plugins, context, required=required, provided=provided)
+
+
+def async_scheduling(config: Config, backend: Backend) -> tuple[bool, str]:
+    """Whether the engine schedules ahead of the step that runs, and why."""
+    if config.engine.async_scheduling is not None:
+        return config.engine.async_scheduling, "as engine.async_scheduling says"
+    # On the CPU the engine's own part of a step is below a hundredth of it: there is nothing to hide behind a thread.
+    count = backend.max_in_flight
+    return count > 1, f"backend {backend.name} takes {count} step{'s' * (count > 1)} at a time by itself"

@@ -30,10 +30,15 @@ class _Step:
 
 
 class EngineCore:
-    """Drives one scheduler and one executor. `max_in_flight` steps may run before the first of them is waited for."""
+    """Drives one scheduler and one executor.
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, events: EventBus) -> None:
+    `max_in_flight` steps, at most the executor's, may run before the first of them is waited for.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, events: EventBus, max_in_flight: int = 1) -> None:
+        assert max_in_flight <= executor.max_in_flight, (max_in_flight, executor.max_in_flight)
         self.scheduler, self.executor, self.events = scheduler, executor, events
+        self.max_in_flight = max_in_flight
         self.last_step = StepStats()
         self.last_output: StepOutput | None = None  # the arrays that the last step's NewTokens point into
         self._in_flight: deque[_Step] = deque()
@@ -42,8 +47,16 @@ class EngineCore:
     def step(self) -> list[NewTokens]:
         """Runs one step and returns what it gave each request; [] when nothing was there to do."""
         self._submit()
-        if not self._in_flight:
-            return []
+        return self._collect() if self._in_flight else []
+
+    def drain(self) -> None:
+        """Waits for the steps in flight when no request is left that they could give anything: rows and blocks that
+        they name are free afterwards."""
+        while self._in_flight:
+            self._collect()
+
+    def _collect(self) -> list[NewTokens]:
+        """Waits for the oldest step in flight and commits it."""
         step = self._in_flight[0]
         assert step.future is not None, f"step {step.scheduled.step_id} was never taken by the executor"
         self.last_output = output = step.future.result()
@@ -54,7 +67,7 @@ class EngineCore:
         return tokens
 
     def _submit(self) -> None:
-        while len(self._in_flight) < self.executor.max_in_flight and self.scheduler.has_work():
+        while len(self._in_flight) < self.max_in_flight and self.scheduler.has_work():
             start = perf_counter()
             scheduled = self.scheduler.schedule()
             step = _Step(scheduled, start, perf_counter() - start)

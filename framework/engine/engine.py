@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from framework.engine.admission import label
 from framework.engine.output import OutputState
+from framework.engine.output_thread import Made, OutputsInPlace, OutputThread
 from framework.errors import RequestError
-from framework.request import NewTokens, Request, RequestOutput, RequestStatus, SamplingParams
+from framework.request import NewTokens, OutputKind, Request, RequestOutput, RequestStatus, SamplingParams
 
 if TYPE_CHECKING:
+    from framework.batch import StepOutput
     from framework.config import Config
     from framework.engine.admission import Admission
     from framework.engine.core import EngineCore
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("framework")
-_RUNNING, _FINISHED = RequestStatus.RUNNING, RequestStatus.FINISHED
+_IN_LINE = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
 class Engine:
@@ -39,6 +41,8 @@ class Engine:
     ) -> None:
         self.config, self.core, self.admission, self.tokenizer, self.facts = config, core, admission, tokenizer, facts
         self._states: dict[str, OutputState] = {}
+        self._streaming: set[str] = set()  # ids of those whose outputs are wanted with every step
+        self._outputs: OutputsInPlace | OutputThread = OutputThread() if core.max_in_flight > 1 else OutputsInPlace()
         self._put_back: list[RequestOutput] = []
         self._broken: BaseException | None = None
 
@@ -84,10 +88,12 @@ class Engine:
         """Queues a checked request; only one that is queued takes a place in the order of arrival."""
         request_id = request.request_id
         self._states[request_id] = OutputState(request, self.tokenizer, time.perf_counter())
+        if request.params.output_kind is not OutputKind.FINAL:
+            self._streaming.add(request_id)
         try:
             self.core.add_request(request)
         except BaseException:
-            del self._states[request_id]
+            self._forget(request_id)
             self.core.abort(request_id)  # an observer was interrupted: the scheduler has it already
             raise
         self.admission.count_arrival()
@@ -99,30 +105,67 @@ class Engine:
         """
         self._refuse_if_broken()
         try:
-            new_tokens = self.core.step()
+            self._tell(self.core.step(), self.core.last_output)
+            self._put_back += self._settle(self._due())
+            if not self._states:
+                self.core.drain()
         except BaseException as error:
             self._recover(error)
             raise
-        now = time.perf_counter()
-        outputs = [self._take(new, now) for new in new_tokens]
-        earlier, self._put_back = self._put_back, []
-        return earlier + [o for o in outputs if o is not None]
+        return self.leftovers()
+
+    def leftovers(self) -> list[RequestOutput]:
+        """Outputs that were made and not returned yet: after a step that raised, those of requests that had ended."""
+        outputs, self._put_back = self._put_back, []
+        return outputs
 
     def put_back(self, outputs: Sequence[RequestOutput]) -> None:
         """Gives back outputs that were not for this caller: the next step returns them."""
         self._put_back += outputs
 
+    def _tell(self, new_tokens: Sequence[NewTokens], step: StepOutput | None) -> None:
+        told = [(self._states[new.request.request_id], new) for new in new_tokens]
+        self._outputs.tell(told, step, time.perf_counter())
+
+    def _due(self) -> list[Made]:
+        """Outputs to return with this step. Whoever streams reads text while the next step computes, not a step late;
+        other outputs may come later, but not after the last step."""
+        if self._streaming or not self.core.scheduler.has_work():
+            return self._outputs.wait()
+        return self._outputs.ready()
+
+    def _settle(self, made: Sequence[Made]) -> list[RequestOutput]:
+        """The outputs, once the requests that ended with them are known to have ended everywhere."""
+        for one in made:
+            if one.output.finished:
+                self._end(one)
+        return [one.output for one in made]
+
+    def _end(self, last: Made) -> None:
+        request = last.state.request
+        if last.state.must_stop:
+            self.core.stop(request.request_id, str(last.output.outputs[0].stop_reason))
+        self._forget(request.request_id)
+        self.core.events.emit("on_request_finished", request, last.output)
+
+    def _forget(self, request_id: str) -> None:
+        del self._states[request_id]
+        self._streaming.discard(request_id)
+
     def _recover(self, cause: BaseException) -> None:
         """After a failed step: its tokens are lost, so that what ran is aborted and scheduler and rows agree again."""
-        running = [i for i, s in self._states.items() if s.request.status in (_RUNNING, _FINISHED)]
         try:
-            for request_id in running:
-                self.abort(request_id)
+            self._put_back += self._settle(self._outputs.wait())
+            for request_id in [i for i, s in self._states.items() if s.request.status not in _IN_LINE]:
+                self._abort(request_id)
             self.core.drop_steps()
-        except Exception:
+        except BaseException as failure:
             self._broken = cause
             self._states.clear()
+            self._streaming.clear()
             _log.exception("the engine cannot go on after a step that failed")
+            if not isinstance(failure, Exception):
+                raise
 
     def _refuse_if_broken(self) -> None:
         if self._broken is not None:
@@ -130,27 +173,30 @@ class Engine:
                 f"this engine stopped when a step failed ({self._broken!r}); close it and make another one"
             ) from self._broken
 
-    def _take(self, new: NewTokens, now: float) -> RequestOutput | None:
-        request_id = new.request.request_id
-        state = self._states[request_id]
-        output = state.add(new, self.core.last_output, now)
-        if output is not None and output.finished:
-            if state.must_stop:
-                self.core.stop(request_id, str(output.outputs[0].stop_reason))
-            del self._states[request_id]
-            self.core.events.emit("on_request_finished", new.request, output)
-        return output
-
     def abort(self, request_id: str) -> RequestOutput | None:
-        """Ends a request now; its last output has finish_reason `abort`. None when the id is not running."""
+        """Ends a request now; its last output has finish_reason `abort`. None when the id is not running.
+
+        None as well for one that has just ended otherwise: its output comes with the next step.
+        """
         if not self.is_running(request_id):
             return None
-        request = self.core.abort(request_id)
-        if request is None:  # it ended in a step that failed afterwards
-            del self._states[request_id]
+        output = self._abort(request_id)
+        if not self._states:
+            self.core.drain()
+        return output
+
+    def _abort(self, request_id: str) -> RequestOutput | None:
+        state, request = self._states[request_id], self.core.abort(request_id)
+        self._put_back += self._settle(self._outputs.wait())
+        if request_id not in self._states:
             return None
-        ended = NewTokens(request, [], finish_reason="abort")
-        return self._take(ended, time.perf_counter())
+        if request is None:  # it ended in a step that failed afterwards
+            self._forget(request_id)
+            return None
+        self._tell([NewTokens(request, [], finish_reason="abort")], None)
+        outputs = self._settle(self._outputs.wait())
+        assert len(outputs) == 1 and request_id not in self._states, f"{outputs} for the abort of {state.request}"
+        return outputs[0]
 
     def is_running(self, request_id: str) -> bool:
         """Whether a request of this id waits or runs."""
@@ -172,7 +218,10 @@ class Engine:
 
     def close(self) -> None:
         """Aborts what runs and stops the executor."""
-        for request_id in list(self._states):
-            self.abort(request_id)
-        self.core.executor.stop()
-        self.core.events.close()
+        try:
+            for request_id in list(self._states):
+                self.abort(request_id)
+        finally:
+            self.core.executor.stop()
+            self._outputs.stop()
+            self.core.events.close()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from framework.config import Config, compose
 from framework.engine.admission import chat_prompt
 from framework.engine.build import build_engine
 from framework.engine.interrupt import between_steps
 from framework.engine.progress import Progress
+from framework.engine.stream import OutputStream
 from framework.errors import NotBuiltError, RequestError
 from framework.request import OutputKind, PoolingParams, RequestOutput, SamplingParams, plain
 
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from framework.engine.engine import Engine
+
+
+_Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM:
@@ -37,51 +43,75 @@ class LLM:
     def __init__(
         self, model: str | None = None, *, overrides: Sequence[str] = (), config: Config | None = None
     ) -> None:
-        if config is not None and (overrides or model is not None):
-            raise ValueError("pass config alone, or model and overrides; a config already says both")
-        if isinstance(overrides, str) or not isinstance(overrides, Iterable):
-            raise TypeError(f"overrides must be a list of words, got {overrides!r}")
-        if not isinstance(config, Config | None):
-            raise TypeError(f"config must be a framework.config.Config, got {config!r}; words go into overrides")
-        if config is None:
-            config = compose(list(overrides))
-        if model is not None:
-            config = replace(config, model=replace(config.model, path=_path_word(model)))
+        config = resolve_config(model, overrides, config)
         self._ids = count()
-        self._lock = threading.RLock()  # calls from several threads take turns
+        self._lock = threading.RLock()
+        self._busy = False
+        self._abandoned = deque[str]()
         self.engine = build_engine(config)
 
+    @overload
     def generate(
         self,
         prompts: Any,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: _Params = None,
         *,
         use_tqdm: bool | None = None,
-        stream: bool = False,
-    ) -> list[RequestOutput]:
+        stream: Literal[False] = ...,
+    ) -> list[RequestOutput]: ...
+    @overload
+    def generate(
+        self, prompts: Any, sampling_params: _Params = None, *, use_tqdm: bool | None = None, stream: Literal[True]
+    ) -> OutputStream: ...
+    def generate(
+        self, prompts: Any, sampling_params: _Params = None, *, use_tqdm: bool | None = None, stream: bool = False
+    ) -> list[RequestOutput] | OutputStream:
         """Outputs in the order of the prompts.
 
         prompts          one prompt or a list: str, list of ids, or a dict with `prompt` or `prompt_token_ids`;
                          a list of ints is one prompt, and so is an array or tensor of them with one dimension
         sampling_params  one for all, or one for each; None = the configured defaults
         use_tqdm         None shows a progress bar when stderr is a terminal
-        All prompts are checked before any runs: an error names the index, and nothing has run.
+        stream           iterates over outputs as they are made instead: of the kind that the parameters name, else
+                         cumulative. Their request_ids rise in the order of the prompts
+        All prompts are checked before any runs, and before a stream is returned: an error names the index.
         """
-        if stream:
-            raise NotBuiltError("generate(stream=True) is not built yet; use llm.engine with output_kind='delta'")
         items = _prompt_list(prompts)
         params = _params_list(sampling_params, len(items))
-        return self._run(items, params, use_tqdm)
+        return self._stream(items, params, use_tqdm) if stream else self._run(items, params, use_tqdm)
 
+    @overload
     def chat(
         self,
         messages: Any,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: _Params = None,
         *,
         use_tqdm: bool | None = None,
+        stream: Literal[False] = ...,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[RequestOutput]:
+    ) -> list[RequestOutput]: ...
+    @overload
+    def chat(
+        self,
+        messages: Any,
+        sampling_params: _Params = None,
+        *,
+        use_tqdm: bool | None = None,
+        stream: Literal[True],
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> OutputStream: ...
+    def chat(
+        self,
+        messages: Any,
+        sampling_params: _Params = None,
+        *,
+        use_tqdm: bool | None = None,
+        stream: bool = False,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput] | OutputStream:
         """Like `generate`, of one conversation (a list of messages with `role` and `content`) or a list of them.
 
         chat_template_kwargs  whatever else the template reads, such as {"enable_thinking": False}
@@ -95,12 +125,12 @@ class LLM:
                 prompts.append(chat_prompt(tokenizer, chat, **options))
             except (RequestError, NotBuiltError, TypeError) as e:
                 raise type(e)(f"conversation {index}: {e}") from None
-        return self._run(prompts, params, use_tqdm)
+        return self._stream(prompts, params, use_tqdm) if stream else self._run(prompts, params, use_tqdm)
 
     def _run(
         self, prompts: Sequence[Any], params: Sequence[SamplingParams | None], use_tqdm: bool | None
     ) -> list[RequestOutput]:
-        with self._lock:
+        with self.turn():
             ids = [self._new_id() for _ in prompts]
             self.engine.add_requests(ids, prompts, [self._whole(p) for p in params])
             try:
@@ -109,6 +139,47 @@ class LLM:
                 for request_id in ids:
                     self.engine.abort(request_id)
                 raise
+
+    def _stream(
+        self, prompts: Sequence[Any], params: Sequence[SamplingParams | None], use_tqdm: bool | None
+    ) -> OutputStream:
+        if use_tqdm:
+            raise ValueError("use_tqdm=True shows how a whole call gets on; leave it out with stream=True")
+        with self.turn():
+            ids = [self._new_id() for _ in prompts]
+            defaults = self.engine.admission.defaults
+            self.engine.add_requests(ids, prompts, [streaming_params(p, defaults) for p in params])
+        return OutputStream(self, ids)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """One caller of the engine at a time: calls from several threads take turns."""
+        with self._lock:
+            before, self._busy = self._busy, True
+            try:
+                self._abort_abandoned()
+                yield
+            finally:
+                self._busy = before
+
+    def abandon(self, request_ids: Iterable[str]) -> None:
+        """Aborts requests that nobody waits for any more; now, or with the next turn where one is being taken.
+
+        Streams call it at the end of their lives, which may come at any place of any thread: it never waits.
+        """
+        self._abandoned.extend(request_ids)
+        if self._abandoned and self._lock.acquire(blocking=False):
+            try:
+                if not self._busy:
+                    self._abort_abandoned()
+            finally:
+                self._lock.release()
+
+    def _abort_abandoned(self) -> None:
+        while self._abandoned:
+            request_id = self._abandoned.popleft()
+            if "engine" in self.__dict__:
+                self.engine.abort(request_id)
 
     def _whole(self, params: SamplingParams | None) -> SamplingParams | None:
         """Parameters that give one output, at the end: `output_kind`, configured or passed, is about single steps."""
@@ -159,6 +230,30 @@ class LLM:
         if name == "engine":
             raise RuntimeError("this LLM is closed; make another one")
         raise AttributeError(f"'LLM' object has no attribute {name!r}")
+
+
+def resolve_config(model: str | None, overrides: Sequence[str], config: Config | None) -> Config:
+    """The arguments of `LLM` and `AsyncLLM` as one Config. Raises ConfigError, ValueError or TypeError."""
+    if config is not None and (overrides or model is not None):
+        raise ValueError("pass config alone, or model and overrides; a config already says both")
+    if isinstance(overrides, str) or not isinstance(overrides, Iterable):
+        raise TypeError(f"overrides must be a list of words, got {overrides!r}")
+    if not isinstance(config, Config | None):
+        raise TypeError(f"config must be a framework.config.Config, got {config!r}; words go into overrides")
+    if config is None:
+        config = compose(list(overrides))
+    if model is not None:
+        config = replace(config, model=replace(config.model, path=_path_word(model)))
+    return config
+
+
+def streaming_params(params: Any, defaults: SamplingParams) -> Any:
+    """Parameters of a caller who streams: cumulative outputs unless an output_kind is named. Others as they are, for
+    admission to refuse; a configured output_kind counts as named."""
+    params = defaults if params is None else params
+    if not isinstance(params, SamplingParams) or "output_kind" in params.named:
+        return params
+    return params.replace(output_kind=OutputKind.CUMULATIVE)
 
 
 def _path_word(model: Any) -> str:

@@ -7,10 +7,13 @@ text while a step computes. The parts of a step keep the state of one step, whic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from framework.worker.task_thread import TaskThread
+
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from framework.batch import SchedulerOutput, StepOutput
     from framework.interfaces import Executor, StepFuture
 
@@ -19,25 +22,24 @@ class StepThread:
     """`interfaces.Executor` with two steps in flight, of which one computes and one waits for it.
 
     A step that fails leaves rows that the steps behind it would read: those are not run, until the engine has taken
-    back every step in flight and begins anew. A thread pool of one thread is joined when the interpreter exits, so that
-    no step is cut in the middle by an exit without `stop`.
+    back every step in flight and begins anew.
     """
 
     max_in_flight = 2
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="framework-step")
+        self._thread = TaskThread("framework-step")
         self._num_out = 0  # steps that were given and not taken back; counted by the engine's thread alone
         self._failed = False
 
     def start(self) -> None:
-        self._pool.submit(self._executor.start).result()
+        self._thread.submit(self._executor.start).result()
 
     def execute(self, scheduled: SchedulerOutput) -> StepFuture:
         if not self._num_out:
             self._failed = False
-        future = self._pool.submit(self._run, scheduled)
+        future = self._thread.submit(self._run, scheduled)
         self._num_out += 1
         return _Step(self, future)
 
@@ -56,10 +58,10 @@ class StepThread:
 
     def broadcast(self, method: str, *args: Any) -> Sequence[Any]:
         """Between two steps: what is called may read what steps write."""
-        return self._pool.submit(self._executor.broadcast, method, *args).result()
+        return self._thread.submit(self._executor.broadcast, method, *args).result()
 
     def stop(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        self._thread.stop()
         self._executor.stop()
 
 

@@ -7,7 +7,6 @@ import json
 
 import pytest
 
-import framework
 from framework import LLM, PoolingParams, SamplingParams
 from framework.cli import main
 from framework.errors import NotBuiltError
@@ -30,7 +29,6 @@ PARAMETERS = {
 }
 
 WORDS = [
-    "engine.async_scheduling=true",
     "kv_cache.dtype=float8_e4m3",
     "scheduler.preemption=swap",
     "sampler.logprobs_mode=processed_logprobs",
@@ -117,13 +115,11 @@ def test_run_or_text_is_refused_by_the_command_line(folders, capsys, quiet_loggi
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda llm: llm.generate([4], stream=True), r"generate\(stream=True\)"),
         (lambda llm: llm.reconfigure(["engine.seed=1"]), "reconfigure"),
         (lambda llm: llm.generate([4], PoolingParams()), "pooling"),
         (lambda llm: llm.engine.add_request("a", [4], PoolingParams()), "pooling"),
         (lambda llm: llm.generate({"prompt_embeds": [[0.0]]}), "prompt_embeds"),
         (lambda llm: llm.generate({"prompt": "w4", "lora": "x"}), "lora"),
-        (lambda llm: framework.AsyncLLM(), "AsyncLLM"),
     ],
 )
 def test_call_is_refused_by_name(chain, call, message):
