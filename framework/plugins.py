@@ -67,8 +67,15 @@ class ComponentSpec:
 CORE_COMPONENTS = (
     ComponentSpec("scheduler", "default", "framework.scheduler.scheduler:Scheduler"),
     ComponentSpec("executor", "inprocess", "framework.worker.executor:InprocessExecutor"),
+    ComponentSpec(
+        "kv_connector",
+        "faulty",
+        "framework.testing.connector_faults:FaultyConnector",
+        config="framework.testing.fault_options:FaultOptions",
+    ),
     ComponentSpec("run", "generate", "framework.runs.generate:run"),
     ComponentSpec("run", "plugins", "framework.runs.plugins:run"),
+    ComponentSpec("run", "chat", "framework.runs.chat:run", config="framework.runs.options:ChatOptions"),
 )
 """Components that the core itself provides; everything else comes through entry points, ours as well as others'."""
 

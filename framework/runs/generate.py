@@ -16,7 +16,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from framework.errors import ConfigError, NotBuiltError
+from framework.errors import ConfigError
 from framework.request import CompletionOutput, OutputKind, RequestOutput, SamplingParams
 from framework.runs.output_file import OutputFile, refuse_same_file
 
@@ -80,7 +80,7 @@ def _refuse(args: RunArgs) -> None:
     if args.prompt is not None and args.prompts_file is not None:
         raise ConfigError("prompt and prompts_file are both given; use one of them")
     if args.system is not None:
-        raise NotBuiltError("system belongs to run=chat, which is not built yet; put messages into prompts_file")
+        raise ConfigError("system belongs to run=chat; use it, or put messages into prompts_file")
     if args.target is not None:
         raise ConfigError(f"target={args.target} means nothing to run=generate; leave it out")
     if args.output == "":

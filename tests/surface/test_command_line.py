@@ -293,6 +293,7 @@ def test_folder_without_a_tokenizer_serves_a_file_of_token_ids(typed, tmp_path):
     ("words", "message"),
     [
         (["prompt=w4", "prompts_file=x"], "prompt and prompts_file are both given"),
+        (["prompt=w4", "system=y"], "system belongs to run=chat"),
         (["prompts_file=nowhere.jsonl"], "prompts_file=nowhere.jsonl: No such file"),
         (["output=no/such/folder/o"], "output=no/such/folder/o: No such file"),
         (["prompt="], "the prompt is empty"),

@@ -48,9 +48,8 @@ WORDS = [
 ]
 
 COMMANDS = [
-    *([run] for run in ("chat", "bench", "explain", "check", "new", "serve", "replay")),
+    *([run] for run in ("bench", "explain", "check", "new", "serve", "replay")),
     ["check", "stage/min_p"],
-    ["generate", "prompt=x", "system=y"],
 ]
 
 
