@@ -5,6 +5,7 @@ Steps the engine when it is asked for an output and has none. What other callers
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -64,4 +65,5 @@ class OutputStream(Iterator[RequestOutput]):
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if not sys.is_finalizing():  # the engine's threads have ended by then
+            self.close()

@@ -1,0 +1,258 @@
+"""AsyncLLM: many generators at a time in event loops, and nothing that hangs or stays however they end."""
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from framework import AsyncLLM, SamplingParams
+from framework.errors import ConfigError, RequestError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4)
+LONG = SamplingParams(temperature=0, max_tokens=50)
+WORDS = ["engine.dtype=float32", "engine.max_model_len=64", "scheduler.max_num_seqs=3", "kv_cache.num_blocks=17"]
+TIMEOUT_S = 100  # nothing comes near it: it turns a hang into a failure
+
+
+@pytest.fixture(scope="module", params=["false", "true"], ids=["sync", "async"])
+def llm(request, folder):
+    with AsyncLLM(folder, overrides=[*WORDS, f"engine.async_scheduling={request.param}"]) as made:
+        yield made
+
+
+def run(main):
+    return asyncio.run(asyncio.wait_for(main, TIMEOUT_S))
+
+
+async def collect(llm, prompt, params=GREEDY, request_id=None):
+    return [o async for o in llm.generate(prompt, params, request_id)]
+
+
+async def last(llm, prompt, params=GREEDY, request_id=None):
+    return (await collect(llm, prompt, params, request_id))[-1].outputs[0]
+
+
+async def assert_drained(llm):
+    stats = await llm.stats()
+    assert (stats["num_waiting"], stats["num_running"]) == (0, 0)
+    assert stats["num_free_blocks"] == stats["num_blocks"] - 1
+    assert not llm._listeners
+
+
+def counted(start, count):
+    return [(start + i) % 20 for i in range(1, count + 1)]
+
+
+def test_outputs_are_cumulative_unless_the_parameters_name_a_kind(llm):
+    async def main():
+        kinds = {kind: await collect(llm, [4], GREEDY.replace(output_kind=kind)) for kind in ("delta", "final")}
+        return {"unnamed": await collect(llm, [4], GREEDY), **kinds}
+
+    found = {kind: [o.outputs[0].token_ids for o in outputs] for kind, outputs in run(main()).items()}
+    assert found == {
+        "unnamed": [[5], [5, 6], [5, 6, 7], [5, 6, 7, 8]],
+        "delta": [[5], [6], [7], [8]],
+        "final": [[5, 6, 7, 8]],
+    }
+
+
+def test_default_parameters_and_ids_of_its_own(llm):
+    async def main():
+        first, second = await asyncio.gather(collect(llm, [4], None), collect(llm, [5], None))
+        return first[-1], second[-1]
+
+    first, second = run(main())
+    assert first.finished and second.finished and first.request_id != second.request_id
+    assert len(first.outputs[0].token_ids) == 16
+
+
+def test_many_generators_of_one_loop_have_the_tokens_of_each_alone(llm):
+    async def main():
+        outputs = await asyncio.gather(*(last(llm, [i], LONG if i % 3 else GREEDY) for i in range(20)))
+        await assert_drained(llm)
+        return outputs
+
+    for i, output in enumerate(run(main())):
+        assert output.token_ids == counted(i, 50 if i % 3 else 4)
+
+
+def test_loops_of_several_threads_share_an_engine(llm):
+    found = {}
+
+    def work(start):
+        async def main():
+            return await asyncio.gather(last(llm, [start], LONG), last(llm, [start + 1]))
+
+        found[start] = [o.token_ids for o in run(main())]
+
+    threads = [threading.Thread(target=work, args=(start,)) for start in (2, 6, 10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert found == {start: [counted(start, 50), counted(start + 1, 4)] for start in (2, 6, 10)}
+
+
+def test_cancelled_task_and_closed_generator_abort_their_requests_alone(llm):
+    async def main():
+        other = asyncio.create_task(last(llm, [9], LONG))
+        task = asyncio.create_task(collect(llm, [4], LONG))
+        async for output in llm.generate([5], LONG):
+            if len(output.outputs[0].token_ids) == 3:
+                break
+        stream = llm.generate([6], LONG)
+        await anext(stream)
+        await stream.aclose()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await other).token_ids == counted(9, 50)
+        gc.collect()  # the generator that was broken off
+        await asyncio.sleep(0)
+        await assert_drained(llm)
+
+    run(main())
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_task_that_is_cancelled_while_it_is_admitted_leaves_nothing(llm, turns):
+    async def main():
+        task = asyncio.create_task(collect(llm, [4], LONG))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await assert_drained(llm)
+
+    run(main())
+
+
+def test_loop_that_ends_with_open_generators_leaves_nothing(llm):
+    kept = []
+
+    async def main():
+        stream = llm.generate([4], LONG)
+        kept.append(stream)
+        await anext(stream)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    loop.close()  # asyncio.run would have closed the generator
+    assert run(last(llm, [5], LONG)).token_ids == counted(5, 50)
+    run(assert_drained(llm))
+
+
+def test_abort_by_id_ends_the_generator_with_its_tokens_so_far(llm):
+    async def main():
+        outputs = []
+        async for output in llm.generate([4], LONG, "mine"):
+            outputs.append(output)
+            if len(outputs) == 2:
+                await llm.abort("mine")
+                await llm.abort("nobody")
+        await assert_drained(llm)
+        return outputs[-1]
+
+    output = run(main())
+    completion = output.outputs[0]
+    assert (output.finished, completion.finish_reason) == (True, "abort")
+    assert 2 <= len(completion.token_ids) < 50 and completion.token_ids == counted(4, len(completion.token_ids))
+
+
+def test_what_is_refused_is_raised_by_the_generator_alone(llm):
+    async def main():
+        other = asyncio.create_task(last(llm, [9], LONG, "taken"))
+        await asyncio.sleep(0.01)
+        with pytest.raises(RequestError, match="'taken' is already running"):
+            await collect(llm, [4], GREEDY, "taken")
+        with pytest.raises(RequestError, match="outside the vocabulary"):
+            await collect(llm, [999])
+        with pytest.raises(TypeError, match="sampling_params must be a SamplingParams"):
+            await collect(llm, [4], {"n": 1})
+        return await other
+
+    assert run(main()).token_ids == counted(9, 50)
+
+
+PLACES = {
+    "forward": lambda engine: (
+        getattr(engine.core.executor, "_executor", engine.core.executor)._runner.model,
+        "forward",
+    ),
+    "schedule": lambda engine: (engine.core.scheduler, "schedule"),
+    "update": lambda engine: (engine.core.scheduler, "update"),
+    "output": lambda engine: (engine._outputs, "tell"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_step_that_fails_reaches_everybody_whose_request_ran_and_the_others_go_on(llm, monkeypatch, place):
+    owner, name = PLACES[place](llm._engine)
+    function, calls = getattr(owner, name), []
+
+    def failing(*args):
+        calls.append(1)
+        if len(calls) == 3:
+            raise MemoryError("no room")
+        return function(*args)
+
+    async def main():
+        tasks = [asyncio.create_task(last(llm, [i], LONG)) for i in range(5)]  # three rows: two requests wait
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        await assert_drained(llm)
+        return results
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, failing)
+        results = run(main())
+    assert [isinstance(r, RuntimeError) and "no room" in str(r) for r in results] == [True] * 3 + [False] * 2
+    assert all(isinstance(r.__cause__, MemoryError) for r in results[:3])
+    assert [r.token_ids for r in results[3:]] == [counted(3, 50), counted(4, 50)]
+
+
+def test_close_ends_open_generators_and_says_so_afterwards(folder):
+    async def main():
+        async with AsyncLLM(folder, overrides=WORDS) as llm:
+            tasks = [asyncio.create_task(last(llm, [i], LONG)) for i in range(5)]
+            stream = llm.generate([7], LONG)
+            await anext(stream)
+        results = await asyncio.gather(*tasks)
+        assert {o.finish_reason for o in results} <= {"abort", "length"}
+        assert (await anext(o async for o in stream if o.finished)).outputs[0].finish_reason in ("abort", "length")
+        llm.close()
+        with pytest.raises(RuntimeError, match="this AsyncLLM is closed"):
+            await collect(llm, [4])
+
+    run(main())
+
+
+def test_arguments_are_checked_as_those_of_llm(folder):
+    with pytest.raises(ConfigError, match=r"engine\.max_model_len"):
+        AsyncLLM(folder, overrides=["engine.max_model_len=1"])
+    with pytest.raises(TypeError, match="overrides must be a list of words"):
+        AsyncLLM(folder, overrides="engine.seed=1")
+
+
+@pytest.mark.parametrize("mode", ["false", "true"])
+def test_interpreter_ends_without_close_while_requests_run(folder, mode):
+    program = f"""
+import asyncio
+from framework import LLM, AsyncLLM, SamplingParams
+words = {[*WORDS, f"engine.async_scheduling={mode}"]!r}
+other = LLM({str(folder)!r}, overrides=words)
+stream = other.generate([[4], [5]], SamplingParams(max_tokens=50), stream=True)
+next(stream)
+llm = AsyncLLM({str(folder)!r}, overrides=words)
+kept = []
+async def main():
+    for i in range(4):
+        kept.append(llm.generate([i], SamplingParams(max_tokens=50)))
+        await anext(kept[-1])
+loop = asyncio.new_event_loop()
+loop.run_until_complete(main())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert (ended.returncode, ended.stderr) == (0, "")
