@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -164,6 +165,7 @@ def _app(cfg: DictConfig) -> None:
         config, run, args = parts_of(cfg)
         if record is not None:
             config, args = _with_own_files(config, args)
+        args = _with_command(cfg, args)
         prepare_environment(config.backend.name)
         metrics = registry().load_target("run", run.name)(config, args)
     except FrameworkError as error:
@@ -176,6 +178,23 @@ def _app(cfg: DictConfig) -> None:
     else:
         if record is not None:
             record("ok", metrics=metrics)
+
+
+def _with_command(cfg: DictConfig, args: RunArgs) -> RunArgs:
+    """What was typed, and how to find out who set what: reports want the one, `run=explain` the other."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from framework.discovery import OURS
+    from framework.origins import settings_of
+
+    job = HydraConfig.get()
+    names = {"main": OURS, "command-line": "--config-dir"}
+    files = [
+        (names.get(s.provider, s.provider), Path(s.path)) for s in job.runtime.config_sources if s.schema == "file"
+    ]
+    words, primary = list(job.overrides.task), job.job.config_name or "config"
+    command = shlex.join(["python", "-m", "framework", *(word.lstrip("+") for word in words)])
+    return replace(args, command=command, settings=lambda: settings_of(cfg, words, files, primary))
 
 
 def prepare_environment(backend: str = "auto") -> None:

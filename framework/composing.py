@@ -63,6 +63,13 @@ def compose_config(words: Sequence[str]) -> Config:
 
 def load(hydra_words: Sequence[str], roots: Roots, config_name: str = "config") -> DictConfig:
     """The composed tree of words that `framework.words` has rewritten. ConfigError for what Hydra refuses."""
+    with loader_of(roots) as loader:
+        return loader.load_configuration(config_name, list(hydra_words), RunMode.RUN, from_shell=False)
+
+
+@contextmanager
+def loader_of(roots: Roots) -> Iterator[ConfigLoaderImpl]:
+    """Hydra's loader over `roots`. What it refuses inside of the context is a ConfigError of one line."""
     Plugins.instance()  # its first use registers the sources behind pkg:// and file://
     search_path = ConfigSearchPathImpl()
     search_path.append("hydra", "pkg://hydra.conf")
@@ -71,8 +78,7 @@ def load(hydra_words: Sequence[str], roots: Roots, config_name: str = "config") 
     search_path.append("schema", "structured://")
     with _version_base_restored():
         try:
-            loader = ConfigLoaderImpl(config_search_path=search_path)
-            return loader.load_configuration(config_name, list(hydra_words), RunMode.RUN, from_shell=False)
+            yield ConfigLoaderImpl(config_search_path=search_path)
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(one_line(error)) from error
 
@@ -235,7 +241,7 @@ def _absent_places(places: Mapping[str, Place], nodes: Mapping[str, Any]) -> dic
 
 
 def _run_args(nodes: Mapping[str, Any]) -> RunArgs:
-    texts = {key: _text(key, nodes) for key in RUN_TEXTS}
+    texts: dict[str, Any] = {key: _text(key, nodes) for key in RUN_TEXTS}
     for key in ("prompt", "system"):
         texts[key] = _read_at(key, texts[key])
     options = _component("run", nodes["run"]).options

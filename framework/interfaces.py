@@ -35,6 +35,14 @@ class Capabilities:
     keeps: frozenset[str] = frozenset()
 
 
+@runtime_checkable
+class Explains(Protocol):
+    """Of any component that decides something by itself; a component need not have it."""
+
+    def explain(self) -> Mapping[str, tuple[Any, str]]:
+        """{key of the configuration, or name of what was decided: (value or None, why)}, for `run=explain`."""
+
+
 # ------------------------------------------------------------------------------------------------- scheduler
 
 
@@ -86,6 +94,9 @@ class Scheduler(Protocol):
 
     def abort(self, request_id: str) -> Request | None:
         """Ends a waiting or running request with finish_reason `abort`; None when the id is not known."""
+
+    def restart(self) -> None:
+        """Every running request waits and is computed anew: the steps in flight are lost, and come back as such."""
 
     def stop(self, request_id: str, stop_string: str) -> Request | None:
         """Like `abort`, with finish_reason `stop` and this stop_reason: the text holds a stop string."""

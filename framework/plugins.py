@@ -76,6 +76,7 @@ CORE_COMPONENTS = (
     ComponentSpec("run", "generate", "framework.runs.generate:run"),
     ComponentSpec("run", "plugins", "framework.runs.plugins:run"),
     ComponentSpec("run", "chat", "framework.runs.chat:run", config="framework.runs.options:ChatOptions"),
+    ComponentSpec("run", "explain", "framework.runs.explain:run", config="framework.runs.options:ExplainOptions"),
 )
 """Components that the core itself provides; everything else comes through entry points, ours as well as others'."""
 

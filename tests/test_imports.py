@@ -20,7 +20,7 @@ Stages of third parties need them as much as ours: else each would write the dra
 pure functions of tensors and know no pipeline. The rest of `sampling` is closed to plugins.
 """
 LEVELS = (
-    {"__main__"}, {"cli"}, {"composing", "helptext", "sweep"}, {"runs", "server"}, {"engine"}, {"testing"},
+    {"__main__"}, {"cli"}, {"origins"}, {"composing", "helptext", "sweep"}, {"runs", "server"}, {"engine"}, {"testing"},
     {"scheduler", "worker", "sampling"}, {"layers", "checkpoint", "tokenizer"},
     {"plugins", "chat_template", "gguf_vocabulary", "pieces", "clean_up", "nulls", "step_ops"},
     {"config", "words", "stage_order"},
@@ -29,7 +29,7 @@ LEVELS = (
 """Every part of the core, from the top down: a part imports those of lower levels only, none beside it."""
 UPWARDS = {("config", "composing")}
 """`config.compose` is the public door to Hydra: it imports the composer when it is called, and not before."""
-MAY_IMPORT_HYDRA = {"cli.py", "composing.py", "sweep.py"}
+MAY_IMPORT_HYDRA = {"cli.py", "composing.py", "origins.py", "sweep.py"}
 
 
 def imports_of(path, runtime_only=False):

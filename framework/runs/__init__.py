@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value of the configuration and who set it.
+
+    source  default, group file, plugin, file (of --config-dir), command line
+    where   the file, and the word that chose it; or the word of the command line
+    """
+
+    key: str
+    value: Any
+    source: str
+    where: str
 
 
 @dataclass(frozen=True)
@@ -13,6 +27,8 @@ class RunArgs:
 
     prompt, system  the text itself; `@file` has been read by now
     target          what a run such as `check` is about
+    command         the command line as it can be typed again, empty when there was none
+    settings        who set which value; empty when there was no command line
     """
 
     prompt: str | None = None
@@ -21,3 +37,5 @@ class RunArgs:
     output: str | None = None
     target: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
+    settings: Callable[[], Sequence[Setting]] = tuple

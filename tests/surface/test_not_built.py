@@ -15,8 +15,6 @@ SMALL = ("engine.dtype=float32", "engine.max_model_len=64")
 
 PARAMETERS = {
     "n": 2,
-    "prompt_logprobs": 1,
-    "logprobs": -1,
     "logprob_token_ids": [4],
     "logit_bias": {4: 1.0},
     "allowed_token_ids": [4],
@@ -48,7 +46,7 @@ WORDS = [
 ]
 
 COMMANDS = [
-    *([run] for run in ("bench", "explain", "check", "new", "serve", "replay")),
+    *([run] for run in ("bench", "check", "new", "serve", "replay")),
     ["check", "stage/min_p"],
 ]
 
@@ -70,8 +68,8 @@ def test_parameter_is_refused_as_a_configured_default(folders, name):
 
 def test_every_sampling_parameter_is_either_served_or_in_the_list_above():
     served = {"temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids",
-              "ignore_eos", "include_stop_str_in_output", "logprobs", "detokenize", "skip_special_tokens",
-              "output_kind", "stages", "extra_args"}  # fmt: skip
+              "ignore_eos", "include_stop_str_in_output", "logprobs", "prompt_logprobs", "detokenize",
+              "skip_special_tokens", "output_kind", "stages", "extra_args"}  # fmt: skip
     assert served | set(PARAMETERS) == set(SamplingParams.defaults())
 
 

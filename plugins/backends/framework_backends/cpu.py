@@ -5,6 +5,7 @@ Products, elementwise operations, memory and the step's array functions have mod
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,19 @@ class CpuBackend:
         self._packer = LinearPacker(ctx.batch_invariant)
         if keep_freed_memory():
             prefer_huge_pages()
+
+    def explain(self) -> dict[str, tuple[Any, str]]:
+        """What `auto` and null mean on this machine."""
+        flags = " or ".join(sorted(_BFLOAT16_FLAGS))
+        has = "has" if _multiplies_bfloat16(Path("/proc/cpuinfo")) else "has not"
+        wish = os.environ.get("OMP_NUM_THREADS")
+        why_threads = f"OMP_NUM_THREADS={wish} when torch was imported" if wish else "torch's own choice"
+        return {
+            "engine.dtype": (str(self.dtype).removeprefix("torch."), f"the CPU {has} {flags}"),
+            "threads": (torch.get_num_threads(), why_threads),
+            "kv_cache.num_blocks": (None, "from memory: the smaller of 4 x max_model_len tokens and a tenth of what is "
+                                          "free, or kv_cache.memory_fraction of it"),
+        }  # fmt: skip
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return self._packer.pack(weight, bias)
