@@ -258,6 +258,8 @@ class StepOutput:
     sampled       [R, k + 1] int32 tokens of each batch row, valid up to num_valid
     num_valid     [R] int32; 0 for a row that does not sample
     logprobs      row l belongs to the l-th sampled token in batch-row order; None when no row asked
+    prompt_logprobs  {batch row: columns of the prompt's tokens from the second on}, of rows that asked and whose prompt
+                  is whole with this step; None when no row asked
     errors        {batch row: message} for rows whose distribution is empty or not a number; their draw means nothing
     payloads      {stage name: whatever its `collect` returned}
     timings       {"prepare": seconds, ...} host seconds of the step's parts
@@ -268,7 +270,7 @@ class StepOutput:
     sampled: NDArray[np.int32]
     num_valid: NDArray[np.int32]
     logprobs: LogprobsColumns | None = None
-    prompt_logprobs: Any = None
+    prompt_logprobs: dict[int, LogprobsColumns] | None = None
     pooled: Any = None
     drafts: Any = None
     connector: Transfers | None = None

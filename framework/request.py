@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from framework.batch import LogprobsColumns
+
     _LogprobsRow = tuple[int, float, int, NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]
 
 SEED_MIN, SEED_MAX = -(2**63), 2**64
@@ -383,7 +385,8 @@ class Request:
 class NewTokens:
     """What one step gave one request: `Scheduler.update` returns these, the output side turns them into text.
 
-    logprobs_row  row of `StepOutput.logprobs` of the first token, -1 without logprobs
+    logprobs_row     row of `StepOutput.logprobs` of the first token, -1 without logprobs
+    prompt_logprobs  columns of the prompt's tokens from the second on, with the first token of a request that asks
     """
 
     request: Request
@@ -392,6 +395,7 @@ class NewTokens:
     stop_reason: int | str | None = None
     logprobs_row: int = -1
     error: str | None = None
+    prompt_logprobs: LogprobsColumns | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,17 +407,45 @@ class Logprob:
     decoded_token: str | None = None
 
 
-class TokenLogprobs(Sequence[dict[int, Logprob]]):
+class TokenLogprobs(Sequence[Any]):
     """A list of `{token_id: Logprob}`, one entry a token, backed by arrays; entries are built when they are read.
 
+    Of a prompt the first entry is None: nothing predicts its first token.
     Each step's row is (token id, logprob, rank, top ids [k], top logprobs [k], top ranks [k]). The sampled token is in
     each.
     """
 
     def __init__(self, decode: Any = None) -> None:
-        self._rows: list[_LogprobsRow] = []
+        self._rows: list[_LogprobsRow | None] = []
         self._decode = decode
         self.cumulative = 0.0
+
+    @classmethod
+    def of_prompt(cls, token_ids: Sequence[int], columns: LogprobsColumns | None, k: int, decode: Any) -> TokenLogprobs:
+        """One entry for each of the prompt's tokens; columns [len(token_ids) - 1], None for a prompt of one token.
+
+        k  how many of the best tokens are asked for, -1 for the whole vocabulary
+        """
+        made = cls(decode)
+        made._rows.append(None)
+        made.extend(token_ids[1:], columns, 0, k)
+        return made
+
+    def extend(self, token_ids: Sequence[int], columns: LogprobsColumns | None, first_row: int, k: int) -> None:
+        """Appends an entry for each token: row `first_row` of the columns is that of the first one."""
+        if not token_ids:
+            return
+        assert columns is not None, "logprobs were asked for and the step has none"
+        width = columns.top_ids.shape[1] if k < 0 else k
+        for row, token_id in enumerate(token_ids, first_row):
+            self.append(
+                token_id,
+                float(columns.sampled[row]),
+                int(columns.rank[row]),
+                columns.top_ids[row, :width],
+                columns.top_logprobs[row, :width],
+                columns.top_ranks[row, :width],
+            )
 
     def append(
         self,
@@ -448,7 +480,9 @@ class TokenLogprobs(Sequence[dict[int, Logprob]]):
         part.cumulative = self.cumulative
         return part
 
-    def _entry(self, row: _LogprobsRow) -> dict[int, Logprob]:
+    def _entry(self, row: _LogprobsRow | None) -> dict[int, Logprob] | None:
+        if row is None:
+            return None
         token_id, logprob, rank, top_ids, top_logprobs, top_ranks = row
         text = self._decode or (lambda _: None)
         entry = {token_id: Logprob(logprob, rank, text(token_id))}

@@ -160,6 +160,10 @@ class Admission:
         self.check(params)
         return params
 
+    def uses_stage(self, key: str, params: SamplingParams) -> bool:
+        """Whether the sampler stage runs for a request with these parameters."""
+        return self._pipeline.uses(key, params)
+
     def check(self, params: SamplingParams) -> None:
         """Raises for what cannot be served here."""
         _refuse_unbuilt(params)
@@ -173,8 +177,10 @@ class Admission:
             )
         if self.tokenizer is None and params.detokenize and "detokenize" in params.named:
             raise RequestError("detokenize=True needs a tokenizer, and the model has none; use detokenize=False")
-        if params.logprobs is not None and params.logprobs > vocab:
-            raise RequestError(f"logprobs={params.logprobs} is more than the vocabulary of {vocab} tokens")
+        for name in ("logprobs", "prompt_logprobs"):
+            k = getattr(params, name)
+            if k is not None and k > vocab:
+                raise RequestError(f"{name}={k} is more than the vocabulary of {vocab} tokens")
         self._pipeline.validate(params)
 
     # ------------------------------------------------------------------------------------------------ requests
@@ -260,7 +266,6 @@ def _refuse_unbuilt(params: SamplingParams) -> None:
     """What the engine itself does not do yet; what concerns the sampler is refused by the pipeline."""
     unbuilt = {
         "n": params.n > 1,
-        "prompt_logprobs": params.prompt_logprobs is not None,
     }
     for name, asked in unbuilt.items():
         if asked:

@@ -40,7 +40,7 @@ class Completion:
         # Nobody reads the text of a final output before its end: then it is made in one go.
         self._is_late = self._kind is OutputKind.FINAL and self._stops is None
         self._parts: list[str] = []  # of the text: all, or for deltas what the last output had not
-        self._num_logprobs = params.logprobs
+        self._num_logprobs = 0 if params.logprobs is None else params.logprobs
         decode = None if tokenizer is None else tokenizer.decode_token
         self._logprobs = None if params.logprobs is None else TokenLogprobs(decode)
         self._num_sent = 0  # tokens in outputs already given, for deltas
@@ -55,8 +55,7 @@ class Completion:
         taken = new.token_ids[:num_taken]
         self.token_ids += taken
         if self._logprobs is not None and taken:
-            assert columns is not None, "a request asked for logprobs and the step has none"
-            self._add_logprobs(self._logprobs, taken, columns, new.logprobs_row)
+            self._logprobs.extend(taken, columns, new.logprobs_row, self._num_logprobs)
         if self.finish_reason is not None:
             self._end_text(visible)
         return num_taken
@@ -85,18 +84,6 @@ class Completion:
             self._parts.append(self._detokenizer.add(self.token_ids[:-1] if hidden else self.token_ids))
         end = self._detokenizer.finish()
         self._parts.append(end if self._stops is None else self._stops.finish(end))
-
-    def _add_logprobs(self, to: TokenLogprobs, taken: Sequence[int], columns: LogprobsColumns, first_row: int) -> None:
-        k = self._num_logprobs
-        for row, token in enumerate(taken, first_row):
-            to.append(
-                token,
-                float(columns.sampled[row]),
-                int(columns.rank[row]),
-                columns.top_ids[row, :k],
-                columns.top_logprobs[row, :k],
-                columns.top_ranks[row, :k],
-            )
 
     def output(self) -> CompletionOutput:
         """What is new since the last output (delta), or all of it."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from framework.engine.completion import Completion
 from framework.engine.stats import RequestTimer
-from framework.request import NewTokens, OutputKind, Request, RequestOutput
+from framework.request import NewTokens, OutputKind, Request, RequestOutput, TokenLogprobs
 
 if TYPE_CHECKING:
-    from framework.batch import StepOutput
+    from framework.batch import LogprobsColumns, StepOutput
     from framework.tokenizer import Tokenizer
 
 
@@ -31,6 +31,16 @@ class OutputState:
         self._is_final = request.params.output_kind is OutputKind.FINAL
         self._completion = Completion(0, request.params, tokenizer)
         self._error: str | None = None
+        self._decode = None if tokenizer is None else tokenizer.decode_token
+        self._prompt_logprobs: TokenLogprobs | None = None
+        if len(request.prompt_token_ids) == 1:  # no step has anything to say of it
+            self._add_prompt_logprobs(None)
+
+    def _add_prompt_logprobs(self, columns: LogprobsColumns | None) -> None:
+        k = self.request.params.prompt_logprobs
+        if k is not None:
+            ids = self.request.prompt_token_ids
+            self._prompt_logprobs = TokenLogprobs.of_prompt(ids, columns, k, self._decode)
 
     def add(self, new: NewTokens, step: StepOutput | None, now: float) -> RequestOutput | None:
         """Takes what a step gave; an output when the request is finished or streams.
@@ -42,6 +52,8 @@ class OutputState:
             return None
         num_taken = self._completion.add(new, None if step is None else step.logprobs)
         self._error = new.error
+        if new.prompt_logprobs is not None:
+            self._add_prompt_logprobs(new.prompt_logprobs)
         if num_taken:
             self._timer.tokens(now, num_taken, self.request.first_scheduled_time)
         if self.is_finished:
@@ -65,7 +77,7 @@ class OutputState:
             request_id=r.request_id,
             prompt=r.prompt,
             prompt_token_ids=r.prompt_token_ids,
-            prompt_logprobs=None,
+            prompt_logprobs=self._prompt_logprobs,
             outputs=[self._completion.output()],
             finished=self.is_finished,
             num_cached_tokens=max(r.num_cached_tokens, 0),

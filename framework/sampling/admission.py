@@ -33,8 +33,6 @@ def check_request(name: str, stages: Sequence[Deployed], vocab_size: int, params
     for field in (*BUILT, *UNBUILT):
         if field in params.named and not _is_off(field, getattr(params, field), vocab_size):
             _check_read(name, stages, active, field, getattr(params, field))
-    if params.logprobs == -1:
-        raise NotBuiltError("SamplingParams.logprobs=-1 (the whole vocabulary) is not built yet; ask for a number")
     for one in active:
         _ask(name, one, params)
 

@@ -11,7 +11,7 @@ The line between the two halves is drawn behind the last stage that may change w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from framework.sampling.deployed import Deployed, deploy
 from framework.sampling.groups import best
 from framework.sampling.interval import inside, open_interval
 from framework.sampling.logprobs import NOT_ASKED, DeviceLogprobs, raw_logprobs, to_host
+from framework.sampling.prompt_logprobs import PromptLogprobs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -88,6 +89,10 @@ class SamplerPipeline:
         self._bits = np.zeros(ctx.num_rows, np.uint64)
         self._num_logprobs = np.full(ctx.num_rows, NOT_ASKED, np.int32)
 
+    def prompt_logprobs(self, compute_logits: Callable[[Tensor], Tensor]) -> PromptLogprobs:
+        """Logprobs of prompts, of the same mode as those of what is sampled; for one runner."""
+        return PromptLogprobs(compute_logits, self._vocab_size)
+
     # ------------------------------------------------------------------------------------------- admission
 
     def validate(self, params: SamplingParams) -> None:
@@ -105,7 +110,12 @@ class SamplerPipeline:
             else:
                 one.reset_row(req_idx)
         self._bits[req_idx] = bits
-        self._num_logprobs[req_idx] = NOT_ASKED if params.logprobs is None else params.logprobs
+        self._num_logprobs[req_idx] = self._how_many(params.logprobs)
+
+    def _how_many(self, logprobs: int | None) -> int:
+        if logprobs is None:
+            return NOT_ASKED
+        return self._vocab_size if logprobs == -1 else logprobs
 
     def _own_bits(self, params: SamplingParams) -> int:
         draws = 0 if params.is_greedy or self._all_greedy else DRAWS

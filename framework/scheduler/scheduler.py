@@ -505,6 +505,8 @@ class Scheduler:
                     new = self._take(request, tokens if len(tokens) == count else tokens[:count])
                 if output.logprobs is not None and _wants_logprobs(request):
                     new.logprobs_row = logprobs_row
+                if output.prompt_logprobs:
+                    new.prompt_logprobs = output.prompt_logprobs.get(i)
                 news.append(new)
         return news
 

@@ -33,8 +33,12 @@ if TYPE_CHECKING:
         Model,
         StepFuture,
     )
+    from framework.sampling.logprobs import DeviceLogprobs
     from framework.sampling.pipeline import SampleResult, SamplerPipeline
+    from framework.sampling.prompt_logprobs import Span
     from framework.worker.request_table import RequestTable
+
+    Computed = tuple[SampleResult | None, list[list[DeviceLogprobs]]]
 
 _UNBUILT = (
     "encoder_inputs",
@@ -73,6 +77,7 @@ class ModelRunner:
         self._ones = torch.ones(table.num_rows, dtype=torch.int32, device=backend.device)
         self._no_ids = torch.zeros(0, dtype=torch.int64, device=backend.device)
         self._inference_mode = torch.inference_mode()  # one object for all steps: making it costs as much as entering
+        self._prompts = pipeline.prompt_logprobs(model.compute_logits)
         self._executable = backend.compile(self._device_step, None)
 
     def execute(self, scheduled: SchedulerOutput) -> StepFuture:
@@ -94,9 +99,10 @@ class ModelRunner:
         batch = self._inputs.prepare(scheduled, self.table.views)
         clock.mark("prepare")
         ctx = ForwardContext(self._plans(scheduled, batch))
+        spans = self._prompts.spans(scheduled)
         clock.mark("plan")
         return self.backend.submit(
-            self._executable, (batch, ctx, clock), partial(self._collect, scheduled, batch, clock)
+            self._executable, (batch, ctx, spans, clock), partial(self._collect, scheduled, batch, spans, clock)
         )
 
     def _plans(self, scheduled: SchedulerOutput, batch: InputBatch) -> dict[str, AttentionPlan]:
@@ -106,21 +112,23 @@ class ModelRunner:
             return {name: LayerwisePlan(plan, self._connector) for name, plan in plans.items()}
         return plans
 
-    def _device_step(self, batch: InputBatch, ctx: ForwardContext, clock: _Clock) -> SampleResult | None:
+    def _device_step(self, batch: InputBatch, ctx: ForwardContext, spans: Sequence[Span], clock: _Clock) -> Computed:
         """What a backend compiles or captures: forward pass, sampler, commit. Reads no tensor on the host.
 
-        Returns what `_collect` needs of the device, None when no row samples. The clock's marks are the host's own.
+        Returns what `_collect` needs of the device: None for the sampler when no row samples, and the logprobs of the
+        prompts' spans. The clock's marks are the host's own.
         """
-        logits = self._forward(batch, ctx)
+        hidden = self.model.forward(self.model.embed(batch.input_ids), batch.positions, ctx).hidden
+        logits = self._logits(hidden, batch)
+        prompts = self._prompts.compute(hidden, spans) if spans else []
         clock.mark("forward")
         result = None if logits is None else self._sample(logits, batch)
         clock.mark("sample")
         self._post_update(batch, self._no_ids if result is None else result.ids)
-        return result
+        return result, prompts
 
-    def _forward(self, batch: InputBatch, ctx: ForwardContext) -> torch.Tensor | None:
+    def _logits(self, hidden: torch.Tensor, batch: InputBatch) -> torch.Tensor | None:
         """Logits [L, V] of the rows that sample, None when no row does."""
-        hidden = self.model.forward(self.model.embed(batch.input_ids), batch.positions, ctx).hidden
         if not len(batch.logits_rows_np):
             return None
         return self.model.compute_logits(hidden.index_select(0, batch.logits_indices))
@@ -132,9 +140,11 @@ class ModelRunner:
         return result
 
     def _collect(
-        self, scheduled: SchedulerOutput, batch: InputBatch, clock: _Clock, result: SampleResult | None
+        self, scheduled: SchedulerOutput, batch: InputBatch, spans: Sequence[Span], clock: _Clock, computed: Computed
     ) -> StepOutput:
         """The step's output on the host: the only part that waits for the device."""
+        result, prompts = computed
+        prompt_logprobs = self._prompts.collect(spans, prompts) if spans else None
         num_valid = scheduled.samples.astype(np.int32)
         transfers = self._transfers()
         if result is None:
@@ -150,6 +160,7 @@ class ModelRunner:
             sampled=sampled.reshape(-1, 1),
             num_valid=num_valid,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             connector=transfers,
             errors={int(at[i]): text for i, text in errors.items()} if errors else errors,
             payloads=self.pipeline.collect_payloads(result) if result.payloads else {},
@@ -177,6 +188,7 @@ class ModelRunner:
     def _update_rows(self, scheduled: SchedulerOutput) -> None:
         """Rows that left are released before rows that arrive: an arriving request may take a row of this very step."""
         for row in (*scheduled.finished, *scheduled.preempted, *scheduled.aborted):
+            self._prompts.release(row)
             for _, attention in self._attention:
                 attention.release(row)
         for new in scheduled.new:
@@ -188,6 +200,7 @@ class ModelRunner:
     def _add(self, new: NewRequest) -> None:
         self.table.add(new)
         self.pipeline.add_request(new.req_idx, new.params, new)
+        self._prompts.add(new)
         for _, attention in self._attention:
             attention.add_request(new.req_idx)
 

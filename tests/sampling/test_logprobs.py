@@ -76,9 +76,9 @@ def test_nobody_asks_nothing_is_computed(bench):
     assert columns(one, LOGITS)[1] is None
 
 
-def test_logprobs_of_the_whole_vocabulary_are_refused_by_name(bench):
-    with pytest.raises(NotBuiltError, match=r"logprobs=-1 .* not built yet"):
-        bench().add(SamplingParams(logprobs=-1))
+def test_minus_one_asks_for_the_whole_vocabulary(bench):
+    one = bench(vocab=8).add(SamplingParams(logprobs=-1), SamplingParams(logprobs=2))
+    assert columns(one, LOGITS.repeat(2, 1))[1].top_ids.shape == (2, 8)
 
 
 @pytest.mark.parametrize("mode", ["processed_logprobs", "raw_logits", "processed_logits"])

@@ -38,9 +38,11 @@ def test_entries_are_the_k_best_and_the_sampled_token_with_true_values_and_ranks
     assert got.cumulative_logprob == pytest.approx(total, abs=1e-6)
 
 
-def test_whole_vocabulary_sums_to_one(mixed):
-    (output,) = mixed.generate([4], SamplingParams(temperature=0.3, top_k=3, logprobs=VOCAB, max_tokens=3))
+@pytest.mark.parametrize("asked", [VOCAB, -1])
+def test_whole_vocabulary_sums_to_one(mixed, asked):
+    (output,) = mixed.generate([4], SamplingParams(temperature=0.3, top_k=3, logprobs=asked, max_tokens=3))
     for entry in output.outputs[0].logprobs:
+        assert len(entry) == VOCAB
         assert sum(torch.tensor(e.logprob).exp().item() for e in entry.values()) == pytest.approx(1, abs=1e-5)
 
 
