@@ -2,6 +2,7 @@
 
 A ```python block runs in the page's one namespace, a ```sh block line by line in the page's folder, and a ```text block
 right after either is what it must have printed (after ```sh, three dots stand for anything and spaces may differ).
+A line of ```sh may end in `< FILE`.
 A block under a caption such as `name.py`: is written to that file; blocks in other languages are for the eye.
 """
 
@@ -99,10 +100,15 @@ class PageRun:
             offline = ["-q", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(self.site)]
             words = ["python", "-m", "pip", "install", *offline, *(w for w in words[2:] if w != "-e")]
         assert words[0] == "python", f"{where}: only python and pip install are run, not {words[0]}"
+        typed = ""  # what stands on stdin
+        if words[-2:-1] == ["<"]:
+            typed = (self.folder / words[-1]).read_text(encoding="utf-8")
+            words = words[:-2]
         result = subprocess.run(
             [sys.executable, *words[1:]],
             cwd=self.folder,
             env={**os.environ, "PYTHONPATH": str(self.site), "OMP_NUM_THREADS": "1"},
+            input=typed,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
