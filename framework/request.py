@@ -163,8 +163,36 @@ class PoolingParams(_NamesItsFields):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams(_NamesItsFields):
-    """How one request is sampled and when it ends. Ranges and meanings: the public surface, section SamplingParams.
+    """How one request is sampled and when it ends.
 
+    n                           completions of the prompt, 1..128
+    temperature                 divides the logits; finite, 0 or more; below 1e-5 the row is greedy
+    top_k                       keeps the k most likely tokens, and ties; 1 is greedy; -1, 0, above the vocabulary: off
+    top_p                       keeps the most likely tokens up to this mass; (0, 1]
+    min_p                       drops tokens less likely than this share of the most likely one; [0, 1]
+    repetition_penalty          of tokens of prompt and output: positive logits divided by it, others times it; (0, 10]
+    frequency_penalty           taken off a logit for each time that its token stands in the output; [-2, 2]
+    presence_penalty            taken off a logit once its token stands in the output; [-2, 2]
+    seed                        of the draws, [-2^63, 2^64), modulo 2^64; None: one is drawn at admission
+    max_tokens                  tokens to generate at most, 1 or more; None: up to `engine.max_model_len`
+    min_tokens                  until there are so many, eos, stop ids and stop strings end nothing; at most max_tokens
+    stop                        string or strings that end the text; the earliest wins, then the longest
+    stop_token_ids              ids that end it
+    ignore_eos                  goes on after the eos ids of the checkpoint; stop_token_ids end it nevertheless
+    include_stop_str_in_output  leaves the stop string in the text
+    logprobs                    of each token: the k best and its own; 0: its own, -1: of the whole vocabulary
+    prompt_logprobs             the same for the tokens of the prompt, of which the first has none
+    logprob_token_ids           ids whose logprobs are given at each token
+    logit_bias                  {token id: number in [-100, 100]}, added to the logits
+    allowed_token_ids           ids that may be drawn, at least one; None: all
+    bad_words                   string or strings that are not generated
+    bad_words_token_ids         the same as lists of ids
+    structured_outputs          a StructuredOutputsParams, or a dict of its fields
+    detokenize                  False: no text, and neither stop nor bad_words
+    skip_special_tokens         leaves special tokens out of the text
+    output_kind                 final, cumulative or delta: what is given while the request runs, see OutputKind
+    stages                      {stage: bool}: switches stages of the deployed sampler for this request
+    extra_args                  {stage: {name: value}}: parameters of stages that have no field here
     Raises ValueError or TypeError at construction, naming field, value and range; an unknown name is a TypeError
     with the nearest known one. `named` holds the fields the caller wrote: only those can make a pipeline refuse.
     For a changed copy use `.replace()`, which adds its changes to `named`; `dataclasses.replace` names every field.
@@ -325,6 +353,9 @@ class Request:
     num_cached_tokens    prompt tokens taken from the prefix cache at first admission
     lease                number of its stay in the block pool, unique in the engine: a KV connector reports by it
     max_total_tokens     prompt plus outputs at which it ends with `length`
+    parent_id            id that the caller knows it by: its own, but for siblings of a request with n > 1
+    sample_index         which of the n completions it is
+    siblings             all requests that are drawn from its prompt, itself too; empty when it is the only one
     eos_token_ids        ids that end it with `stop` (empty under ignore_eos)
     """
 
@@ -342,6 +373,9 @@ class Request:
     lora: str | None = None
     mm_features: Any = None
     prompt: str | None = None
+    parent_id: str = ""
+    sample_index: int = 0
+    siblings: Sequence[Request] = ()
 
     token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
@@ -362,6 +396,7 @@ class Request:
     def __post_init__(self) -> None:
         if not self.token_ids:
             self.token_ids = list(self.prompt_token_ids)
+        self.parent_id = self.parent_id or self.request_id
 
     @property
     def num_prompt_tokens(self) -> int:
