@@ -22,6 +22,21 @@ class PluginError(FrameworkError):
     """A component that was asked for by name and cannot be had: unknown, broken, unusable here, or incompatible."""
 
 
+class StageError(PluginError):
+    """A sampler stage that raised. Requests that use it end with the message as their error, the others go on.
+
+    stage       its key in `sampler.stages`
+    request_id  the only request that it concerns, None for all that use the stage
+    """
+
+    def __init__(self, message: str, stage: str, request_id: str | None = None) -> None:
+        super().__init__(message)
+        self.stage, self.request_id = stage, request_id
+
+    def __reduce__(self) -> tuple[type[StageError], tuple[str, str, str | None]]:
+        return type(self), (str(self), self.stage, self.request_id)
+
+
 class CheckpointError(FrameworkError, ValueError):
     """A model folder or file that is missing, damaged, or not what its own header says."""
 

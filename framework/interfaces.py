@@ -617,6 +617,35 @@ class Executor(Protocol):
     def stop(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class BenchRound:
+    """What one pass of a workload gave. figures: one value each; samples: values of single requests, for a plot."""
+
+    figures: Mapping[str, float]
+    samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+class Bench(Protocol):
+    """A workload of `run=bench`. Built as Bench(options, Config); imports no torch before it measures.
+
+    units      of each figure, in the order in which they are shown
+    parts      figures that add up to a whole, for a plot; may be empty
+    num_units  what a round counts on the progress bar
+    """
+
+    needs_engine: bool
+    units: Mapping[str, str]
+    parts: tuple[str, ...]
+    num_units: int
+
+    def check(self, engine: Any) -> None:
+        """Raises ConfigError for a workload that this engine (None without one) cannot serve as it was asked for."""
+
+    def round(self, engine: Any, number: int, advance: Callable[[int], Any]) -> BenchRound:
+        """One pass, the same work each time. `advance(units done)` is called between steps: it may end the round by
+        raising KeyboardInterrupt."""
+
+
 class Observer(Protocol):
     """Watches; an observer that raises is dropped and named. Built as Observer(), with one method or more."""
 

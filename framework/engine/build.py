@@ -44,7 +44,7 @@ def build_engine(config: Config, plugins: Registry | None = None) -> Engine:
     choice.seconds["load"] = perf_counter() - loading
     kv = _allocate(choice, layers)
     events = plugins.events if trace is None else plugins.events.joined("trace", trace)
-    engine = _assemble(choice, model, kv, events)
+    engine = _assemble(choice, model, kv, plugins, events)
     choice.seconds["total"] = perf_counter() - start
     if trace is not None:
         trace.begin(engine.facts)
@@ -143,7 +143,7 @@ def _groups(layers: list[LayerSpec], block_size: int) -> tuple[KVGroup, ...]:
     return tuple(KVGroup(n, "full", block_size, None, tuple(x.index for x in layers if x.group == n)) for n in names)
 
 
-def _assemble(choice: Choice, model: Model, kv: _KVMemory, events: EventBus) -> Engine:
+def _assemble(choice: Choice, model: Model, kv: _KVMemory, plugins: Registry, events: EventBus) -> Engine:
     from framework.worker.model_runner import ModelRunner
 
     choice.table.allocate(kv.groups)
@@ -161,7 +161,7 @@ def _assemble(choice: Choice, model: Model, kv: _KVMemory, events: EventBus) -> 
     executor, max_in_flight = _executor(choice, runner)
     core = EngineCore(_scheduler(choice, kv, max_in_flight), executor, events, max_in_flight)
     executor.start()
-    return Engine(choice.config, core, choice.admission, choice.tokenizer, _facts(choice, kv))
+    return Engine(choice.config, core, choice.admission, choice.tokenizer, _facts(choice, kv), plugins)
 
 
 def _executor(choice: Choice, runner: ModelRunner) -> tuple[Executor, int]:

@@ -74,8 +74,12 @@ class EngineCore:
             self._in_flight.append(step)
             step.future = self.executor.execute(scheduled)
 
+    def restart(self) -> None:
+        """Sends every running request back to the waiting ones. The steps in flight have to be dropped next."""
+        self.scheduler.restart()
+
     def drop_steps(self) -> None:
-        """Forgets the steps in flight after one of them failed. Their requests must have been aborted before."""
+        """Forgets the steps in flight after one of them failed. Their requests must have been aborted or sent back."""
         while self._in_flight:
             step = self._in_flight.popleft()
             if step.future is not None:

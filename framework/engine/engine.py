@@ -11,9 +11,10 @@ from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from framework.engine.admission import label
+from framework.engine.blame import culprit
 from framework.engine.output import OutputState
 from framework.engine.output_thread import Made, OutputsInPlace, OutputThread
-from framework.errors import RequestError
+from framework.errors import FrameworkError, PluginError, RequestError, StageError
 from framework.request import NewTokens, OutputKind, Request, RequestOutput, RequestStatus, SamplingParams
 
 if TYPE_CHECKING:
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
     from framework.config import Config
     from framework.engine.admission import Admission
     from framework.engine.core import EngineCore
+    from framework.plugins import Registry
     from framework.tokenizer import Tokenizer
 
 
 _log = logging.getLogger("framework")
-_IN_LINE = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+_IN_LINE = (RequestStatus.WAITING, RequestStatus.PREEMPTED, RequestStatus.LOADING)
 
 
 class Engine:
@@ -38,8 +40,10 @@ class Engine:
         admission: Admission,
         tokenizer: Tokenizer | None,
         facts: Mapping[str, Any],
+        plugins: Registry,
     ) -> None:
         self.config, self.core, self.admission, self.tokenizer, self.facts = config, core, admission, tokenizer, facts
+        self._plugins = plugins
         self._states: dict[str, OutputState] = {}
         self._streaming: set[str] = set()  # ids of those whose outputs are wanted with every step
         self._outputs: OutputsInPlace | OutputThread = OutputThread() if core.max_in_flight > 1 else OutputsInPlace()
@@ -101,7 +105,9 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Runs one step: the finished requests, and what is new of those that stream.
 
-        When it raises, the requests that were running are aborted; those that wait run in the steps after it.
+        When it raises, the requests that were running are aborted; those that wait run in the steps after it. A sampler
+        stage that raises ends those that use it, with finish_reason `error`, and nobody else. PluginError names a third
+        party's part that raised; its cause is what it raised.
         """
         self._refuse_if_broken()
         try:
@@ -110,8 +116,9 @@ class Engine:
             if not self._states:
                 self.core.drain()
         except BaseException as error:
-            self._recover(error)
-            raise
+            if not self._recover(error):
+                self._name_culprit(error)
+                raise
         return self.leftovers()
 
     def leftovers(self) -> list[RequestOutput]:
@@ -152,13 +159,25 @@ class Engine:
         del self._states[request_id]
         self._streaming.discard(request_id)
 
-    def _recover(self, cause: BaseException) -> None:
-        """After a failed step: its tokens are lost, so that what ran is aborted and scheduler and rows agree again."""
+    def _recover(self, cause: BaseException) -> bool:
+        """After a failed step, whose tokens are lost: what ran ends or begins anew, and scheduler and rows agree again.
+
+        True when the outputs of the requests that it concerns tell of the failure, and nobody else has to know.
+        """
         try:
             self._put_back += self._settle(self._outputs.wait())
-            for request_id in [i for i, s in self._states.items() if s.request.status not in _IN_LINE]:
-                self._abort(request_id)
+            running = [s.request for s in self._states.values() if s.request.status not in _IN_LINE]
+            concerned = [r for r in running if isinstance(cause, StageError) and self._concerns(cause, r)]
+            for request in concerned:
+                ended = self._abort(request.request_id, "error", str(cause))
+                self._put_back += [] if ended is None else [ended]
+            if concerned:
+                _log.error("%s", cause, exc_info=cause)
+                self.core.restart()
+            for request in running if not concerned else ():
+                self._abort(request.request_id)
             self.core.drop_steps()
+            return bool(concerned)
         except BaseException as failure:
             self._broken = cause
             self._states.clear()
@@ -166,6 +185,18 @@ class Engine:
             _log.exception("the engine cannot go on after a step that failed")
             if not isinstance(failure, Exception):
                 raise
+            return False
+
+    def _concerns(self, error: StageError, request: Request) -> bool:
+        if error.request_id is not None:
+            return error.request_id == request.request_id
+        return self.admission.uses_stage(error.stage, request.params)
+
+    def _name_culprit(self, error: BaseException) -> None:
+        who = culprit(error, self._plugins) if isinstance(error, Exception) else None
+        if who is not None and not isinstance(error, FrameworkError):
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            raise PluginError(f"{who} raised {what}. The requests that ran are aborted") from error
 
     def _refuse_if_broken(self) -> None:
         if self._broken is not None:
@@ -185,7 +216,7 @@ class Engine:
             self.core.drain()
         return output
 
-    def _abort(self, request_id: str) -> RequestOutput | None:
+    def _abort(self, request_id: str, reason: str = "abort", error: str | None = None) -> RequestOutput | None:
         state, request = self._states[request_id], self.core.abort(request_id)
         self._put_back += self._settle(self._outputs.wait())
         if request_id not in self._states:
@@ -193,7 +224,7 @@ class Engine:
         if request is None:  # it ended in a step that failed afterwards
             self._forget(request_id)
             return None
-        self._tell([NewTokens(request, [], finish_reason="abort")], None)
+        self._tell([NewTokens(request, [], finish_reason=reason, error=error)], None)
         outputs = self._settle(self._outputs.wait())
         assert len(outputs) == 1 and request_id not in self._states, f"{outputs} for the abort of {state.request}"
         return outputs[0]

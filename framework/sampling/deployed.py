@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from framework.config import build_options
 from framework.errors import ConfigError, PluginError
+from framework.sampling.guard import GuardedStage
 
 if TYPE_CHECKING:
     from framework.config import StageConfig
@@ -66,7 +67,9 @@ def deploy(config: StageConfig, index: int, registry: Registry, ctx_factory: Con
         stage = target(_options(config, registry), ctx)
     except ValueError as error:
         raise ConfigError(f"sampler.stages.{config.key}: {error}") from error
-    return Deployed(config.key, spec, stage, ctx, 1 << index)
+    origin = f"'{config.name}' of {registry.spec('stage', config.name).dist}"
+    guarded = GuardedStage(stage, config.key, origin, (*ALWAYS, *METHODS[spec.kind]))
+    return Deployed(config.key, spec, guarded, ctx, 1 << index)
 
 
 def _spec_of(config: StageConfig, target: Any) -> StageSpec:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from framework.errors import ConfigError
+from framework.errors import ConfigError, StageError
 from framework.sampling.admission import active_stages, check_request
 from framework.sampling.capabilities import check_composition
 from framework.sampling.deployed import Deployed, deploy
@@ -127,6 +127,13 @@ class SamplerPipeline:
         if params.is_greedy or self._all_greedy:
             skipped = (*self._reshaping, *self._thresholds)
         return [s for s in active_stages(self.stages, params) if s not in skipped and s.stage.wants(s.view(params))]
+
+    def uses(self, key: str, params: SamplingParams) -> bool:
+        """Whether the stage runs for a request with these parameters."""
+        try:
+            return any(one.key == key for one in self._wanted(params))
+        except StageError as error:  # of `wants`: the stage that cannot say so counts
+            return error.stage == key
 
     # -------------------------------------------------------------------------------------------- one step
 
