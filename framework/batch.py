@@ -108,7 +108,7 @@ class BlockOps:
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """One step's decisions. The scheduler makes it and nobody changes it afterwards.
+    """One step's decisions. The scheduler makes it and nobody changes it afterwards: steps may share lists and arrays.
 
     Order of application: `finished`, `preempted` and `aborted` rows leave, then `new` rows arrive, then blocks.
 
@@ -119,9 +119,11 @@ class SchedulerOutput:
     new_block_ids         one BlockDelta a KV group
     num_drafts            [R] int32 draft tokens inside the span
     num_prompt_tokens     tokens of the step that stand in a prompt: what the counters call prefill
-    only_decodes          every row computes one token and draws one; False says nothing, it only costs a shorter way
+    only_decodes          every row computes one token and draws one; False says nothing
     goes_on               this step and the one scheduled before it are `only_decodes` of the same rows in the same
-                          order, each one token further, and no row has been overwritten between; may be False always
+                          order, each one token further; nobody arrived or left, no block moved, block tables were at
+                          most appended to, each drawn token has its place below max_model_len, and the step before
+                          has not failed. It may be False always: True only spares work
     max_seq_len           upper bound of num_computed + num_scheduled over the rows, 0 when R is 0
     """
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from framework.request import Request
 
 
-def goes_on(request: Request, token: int) -> bool:
+def stays(request: Request, token: int) -> bool:
     """Whether one more token leaves the request running: what nearly every row of nearly every step does."""
     return not (
         token in request.eos_token_ids

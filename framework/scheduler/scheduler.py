@@ -17,7 +17,7 @@ from framework.errors import ConfigError, NotBuiltError, RequestError
 from framework.request import NewTokens, Request, RequestStatus
 from framework.scheduler.block_pool import BlockPool
 from framework.scheduler.course import Course
-from framework.scheduler.endings import append_tokens, goes_on
+from framework.scheduler.endings import append_tokens, stays
 from framework.scheduler.ledger import Kept, Ledger, StepRecord
 from framework.scheduler.parked import Loading, Parked
 from framework.scheduler.prefix_cache import PrefixCache
@@ -221,11 +221,15 @@ class Scheduler:
         return tuple([block_delta(columns, group) for group in range(self._num_groups)])
 
     def _decide(self) -> StepRecord:
+        before = self._decodes
         plan = StepPlan(self._ctx.max_num_batched_tokens)
         self._continue_running(plan)
         self._admit_waiting(plan)
         step = self._emit(plan)
-        is_whole = step.scheduled.only_decodes and len(step.requests) == len(self._running)
+        scheduled = step.scheduled
+        is_whole = scheduled.only_decodes and len(step.requests) == len(self._running)
+        if is_whole and before is not None and before is self._decodes and before.requests == step.requests:
+            scheduled.goes_on = not scheduled.block_ops  # nobody came or left: decided anew, it is the same step
         self._decodes, self._course = step if is_whole else None, None
         return step
 
@@ -527,7 +531,7 @@ class Scheduler:
             if num_blocks > request.num_published_blocks:
                 self._cache.commit(request, num_blocks)
             if draws:
-                if count == len(tokens) == 1 and goes_on(request, tokens[0]):
+                if count == len(tokens) == 1 and stays(request, tokens[0]):
                     request.num_in_flight -= 1
                     request.token_ids.append(tokens[0])
                     new = NewTokens(request, tokens)
