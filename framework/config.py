@@ -97,6 +97,7 @@ class EngineOptions:
 class KVCacheConfig:
     block_size: int | None = None  # None = the attention plugin's choice
     num_blocks: int | None = None  # None = from memory; includes the null block
+    num_swap_blocks: int | None = None  # in host memory, for preemption=swap; None = as many as the pool, up to 4 GiB
     memory_fraction: float | None = None  # None = the backend's own rule
     dtype: str = "auto"
     prefix_caching: bool = True
@@ -105,6 +106,7 @@ class KVCacheConfig:
         _check_types("kv_cache", self)
         _at_least("kv_cache.block_size", self.block_size, 1)
         _at_least("kv_cache.num_blocks", self.num_blocks, 2)
+        _at_least("kv_cache.num_swap_blocks", self.num_swap_blocks, 1)
         if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
             raise ConfigError(f"kv_cache.memory_fraction={self.memory_fraction} is outside of (0, 1]")
         if self.dtype != "auto":
@@ -125,8 +127,6 @@ class SchedulerConfig:
         _at_least("scheduler.max_num_seqs", self.max_num_seqs, 1)
         _at_least("scheduler.max_num_batched_tokens", self.max_num_batched_tokens, 1)
         _one_of("scheduler.preemption", self.preemption, ("recompute", "swap"))
-        if self.preemption == "swap":
-            raise NotBuiltError("scheduler.preemption=swap is not built yet. Use scheduler.preemption=recompute")
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,12 @@ class Config:
         _check_types("", self)
         if self.trace == "":
             raise ConfigError("trace= is empty. Name a file, or leave it out")
-        for group in ("spec_decode", "kv_connector", "grammar"):
+        if self.kv_cache.num_swap_blocks is not None and self.scheduler.preemption != "swap":
+            raise ConfigError(
+                f"kv_cache.num_swap_blocks={self.kv_cache.num_swap_blocks} needs scheduler.preemption=swap, but it is "
+                f"{self.scheduler.preemption}. Set that, or leave num_swap_blocks at null"
+            )
+        for group in ("spec_decode", "grammar"):
             name = getattr(self, group).name
             if name != "none":
                 raise NotBuiltError(f"{group}={name} is not built yet. Use {group}=none")

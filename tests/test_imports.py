@@ -11,7 +11,7 @@ CORE = sorted((ROOT / "framework").rglob("*.py"))
 PLUGINS = sorted((ROOT / "plugins").rglob("*.py"))
 PLUGIN_PACKAGES = {path.name for path in (ROOT / "plugins").glob("*/framework_*")}
 OPEN_TO_PLUGINS = {
-    "interfaces", "batch", "request", "errors", "rng", "step_ops", "scheduler", "plugins", "layers", "testing",
+    "interfaces", "batch", "request", "errors", "rng", "step_ops", "scheduler", "plugins", "layers", "testing", "nulls",
 }  # fmt: skip
 ARRAY_FUNCTIONS_OF_STAGES = {"sampling.draw", "sampling.groups", "sampling.interval"}
 """Open to plugins as well: the sampler's array functions (the keyed draw, reductions by groups, the kept interval).

@@ -14,37 +14,43 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from framework.engine.choice import Choice, async_scheduling, check_attention, check_memory, choose
+from framework.engine.connecting import connector_of
 from framework.engine.core import EngineCore
 from framework.engine.engine import Engine
+from framework.engine.loaded import Loaded
 from framework.engine.trace import Trace
 from framework.errors import CheckpointError, ConfigError, NotBuiltError
 from framework.interfaces import AttentionContext, KVGroup, ModelContext, SchedulerContext
-from framework.nulls import NoConnector
 from framework.plugins import registry
 from framework.worker.step_thread import StepThread
 
 if TYPE_CHECKING:
     from framework.config import Config
-    from framework.interfaces import AttentionBackend, Executor, KVSpec, LayerSpec, Model, Scheduler
+    from framework.interfaces import AttentionBackend, Executor, KVConnector, KVSpec, LayerSpec, Model, Scheduler
     from framework.plugins import EventBus, Registry
     from framework.worker.model_runner import ModelRunner
 
 _log = logging.getLogger("framework")
+_SWAP_BYTES = 4 << 30
+"""Host memory for preempted requests when nobody says how much; it is taken when the first one is swapped out."""
 
 
-def build_engine(config: Config, plugins: Registry | None = None) -> Engine:
+def build_engine(config: Config, plugins: Registry | None = None, loaded: Loaded | None = None) -> Engine:
     """An engine for `config`. Raises ConfigError, PluginError, CheckpointError or NotBuiltError, and before weights
-    load wherever the cause can be known by then."""
+    load wherever the cause can be known by then.
+
+    loaded  weights of an earlier engine that serve this one as well
+    """
     start = perf_counter()
     plugins = plugins or registry()
-    choice = choose(config, plugins)
+    choice = choose(config, plugins, loaded)
     trace = None if config.trace is None else Trace(config.trace)
     loading = perf_counter()
-    model, layers = _load_model(choice)
+    loaded = loaded or _load(choice)
     choice.seconds["load"] = perf_counter() - loading
-    kv = _allocate(choice, layers)
+    kv = _allocate(choice, loaded.layers)
     events = plugins.events if trace is None else plugins.events.joined("trace", trace)
-    engine = _assemble(choice, model, kv, plugins, events)
+    engine = _assemble(choice, loaded, kv, plugins, events)
     choice.seconds["total"] = perf_counter() - start
     if trace is not None:
         trace.begin(engine.facts)
@@ -52,8 +58,8 @@ def build_engine(config: Config, plugins: Registry | None = None) -> Engine:
     return engine
 
 
-def _load_model(choice: Choice) -> tuple[Model, list[LayerSpec]]:
-    """The model with its weights, and the attention layers it declared."""
+def _load(choice: Choice) -> Loaded:
+    """The model with its weights, and the attention layers that it declared."""
     backend, checkpoint, target = choice.backend, choice.checkpoint, choice.model.target
     seed = choice.config.engine.seed or 0
     weights = choice.loader.open(checkpoint, dtype=backend.dtype, device=backend.device, seed=seed)
@@ -69,18 +75,22 @@ def _load_model(choice: Choice) -> tuple[Model, list[LayerSpec]]:
             "them; the checkpoint is of another architecture than its config says"
         )
     assert model.vocab_size == checkpoint.config["vocab_size"], (model.vocab_size, checkpoint.config["vocab_size"])
-    return model, ctx.layers
+    return Loaded(choice.config, checkpoint, choice.loader, choice.tokenizer, backend, model, ctx.layers)
 
 
 @dataclass(frozen=True)
 class _KVMemory:
-    """KV memory with the attention plugin bound to it. block_bytes counts a block of every layer."""
+    """KV memory with the attention plugin bound to it. block_bytes counts a block of every layer.
+
+    num_swap_blocks  blocks of host memory for preempted requests, 0 when preemption recomputes
+    """
 
     attention: AttentionBackend
     groups: tuple[KVGroup, ...]
     tensors: list[Any]
     specs: list[KVSpec]
     num_blocks: int
+    num_swap_blocks: int
     block_bytes: int
 
 
@@ -102,7 +112,8 @@ def _allocate(choice: Choice, layers: list[LayerSpec]) -> _KVMemory:
     num_blocks = _num_blocks(choice, block_bytes)
     tensors = _kv_tensors(choice, specs, num_blocks, block_bytes)
     attention.bind(layers, tensors)
-    return _KVMemory(attention, _groups(layers, choice.block_size), tensors, specs, num_blocks, block_bytes)
+    groups, num_swap_blocks = _groups(layers, choice.block_size), _num_swap_blocks(choice, num_blocks, block_bytes)
+    return _KVMemory(attention, groups, tensors, specs, num_blocks, num_swap_blocks, block_bytes)
 
 
 def _kv_tensors(choice: Choice, specs: list[KVSpec], num_blocks: int, block_bytes: int) -> list[Any]:
@@ -134,6 +145,13 @@ def _num_blocks(choice: Choice, block_bytes: int) -> int:
     return int(blocks)
 
 
+def _num_swap_blocks(choice: Choice, num_blocks: int, block_bytes: int) -> int:
+    """Blocks of host memory for preempted requests, 0 when preemption recomputes."""
+    if choice.config.scheduler.preemption != "swap":
+        return 0
+    return choice.config.kv_cache.num_swap_blocks or max(1, min(num_blocks - 1, _SWAP_BYTES // block_bytes))
+
+
 def _groups(layers: list[LayerSpec], block_size: int) -> tuple[KVGroup, ...]:
     """KV groups in the order in which the model's layers name them."""
     names = list(dict.fromkeys(layer.group for layer in layers))
@@ -143,12 +161,13 @@ def _groups(layers: list[LayerSpec], block_size: int) -> tuple[KVGroup, ...]:
     return tuple(KVGroup(n, "full", block_size, None, tuple(x.index for x in layers if x.group == n)) for n in names)
 
 
-def _assemble(choice: Choice, model: Model, kv: _KVMemory, plugins: Registry, events: EventBus) -> Engine:
+def _assemble(choice: Choice, loaded: Loaded, kv: _KVMemory, plugins: Registry, events: EventBus) -> Engine:
     from framework.worker.model_runner import ModelRunner
 
     choice.table.allocate(kv.groups)
+    connector = connector_of(choice, plugins, kv.groups, kv.specs, kv.block_bytes)
     runner = ModelRunner(
-        model=model,
+        model=loaded.model,
         backend=choice.backend,
         attention={group.name: kv.attention for group in kv.groups},
         groups=kv.groups,
@@ -157,11 +176,13 @@ def _assemble(choice: Choice, model: Model, kv: _KVMemory, plugins: Registry, ev
         table=choice.table,
         pipeline=choice.pipeline,
         max_num_batched_tokens=choice.config.scheduler.max_num_batched_tokens,
+        num_swap_blocks=kv.num_swap_blocks,
+        connector=connector,
     )
     executor, max_in_flight = _executor(choice, runner)
-    core = EngineCore(_scheduler(choice, kv, max_in_flight), executor, events, max_in_flight)
+    core = EngineCore(_scheduler(choice, kv, max_in_flight, connector), executor, events, max_in_flight)
     executor.start()
-    return Engine(choice.config, core, choice.admission, choice.tokenizer, _facts(choice, kv), plugins)
+    return Engine(choice.config, core, choice.admission, choice.tokenizer, _facts(choice, kv), plugins, loaded)
 
 
 def _executor(choice: Choice, runner: ModelRunner) -> tuple[Executor, int]:
@@ -174,7 +195,7 @@ def _executor(choice: Choice, runner: ModelRunner) -> tuple[Executor, int]:
     return executor, executor.max_in_flight
 
 
-def _scheduler(choice: Choice, kv: _KVMemory, max_in_flight: int) -> Scheduler:
+def _scheduler(choice: Choice, kv: _KVMemory, max_in_flight: int, connector: KVConnector) -> Scheduler:
     s = choice.config.scheduler
     ctx = SchedulerContext(
         groups=kv.groups,
@@ -186,8 +207,9 @@ def _scheduler(choice: Choice, kv: _KVMemory, max_in_flight: int) -> Scheduler:
         prefix_caching=choice.config.kv_cache.prefix_caching,
         preemption=s.preemption,
         policy=choice.policy,
-        connector=NoConnector(),
+        connector=connector,
         max_in_flight=max_in_flight,
+        num_swap_blocks=kv.num_swap_blocks,
     )
     scheduler: Scheduler = choice.scheduler.target(choice.scheduler.options, ctx)
     return scheduler
@@ -205,6 +227,9 @@ def _facts(choice: Choice, kv: _KVMemory) -> dict[str, Any]:
         "block_size": choice.block_size,
         "num_blocks": kv.num_blocks,
         "kv_bytes": kv.num_blocks * kv.block_bytes,
+        "preemption": choice.config.scheduler.preemption,
+        "num_swap_blocks": kv.num_swap_blocks,
+        "kv_connector": choice.config.kv_connector.name,
         "async_scheduling": is_async,
         "why_async": why_async,
         "seconds": choice.seconds,

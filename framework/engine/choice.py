@@ -17,6 +17,7 @@ from framework.interfaces import BackendContext, StageContext, StageSpec
 
 if TYPE_CHECKING:
     from framework.config import ComponentConfig, Config
+    from framework.engine.loaded import Loaded
     from framework.interfaces import Backend, Checkpoint, LayerSpec, Loader
     from framework.plugins import Registry
     from framework.sampling.pipeline import SamplerPipeline
@@ -59,6 +60,7 @@ class Choice:
     attention: Part
     scheduler: Part
     policy: Any
+    connector: Part | None
     executor: Part
     tokenizer: Tokenizer | None
     table: RequestTable
@@ -67,24 +69,31 @@ class Choice:
     seconds: dict[str, float]
 
 
-def choose(config: Config, plugins: Registry) -> Choice:
-    """Resolves and checks every part. Raises ConfigError, PluginError, CheckpointError or NotBuiltError."""
+def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> Choice:
+    """Resolves and checks every part. Raises ConfigError, PluginError, CheckpointError or NotBuiltError.
+
+    loaded  what an earlier engine read of the same checkpoint, for the same backend
+    """
     from framework.checkpoint import open_checkpoint
     from framework.tokenizer import Tokenizer
     from framework.worker.request_table import RequestTable
 
     start = perf_counter()
-    checkpoint, loader = open_checkpoint(config.model, config.engine.load_format, plugins)
+    if loaded is None:
+        checkpoint, loader = open_checkpoint(config.model, config.engine.load_format, plugins)
+    else:
+        checkpoint, loader = loaded.checkpoint, loaded.loader
     model = _model(config, checkpoint, plugins)
     max_model_len = _max_model_len(config, checkpoint)
-    backend = _backend(config, plugins)
+    backend = _backend(config, plugins) if loaded is None else loaded.backend
+    _check_buckets(config, backend)
     attention = Part.choose(plugins, "attention", config.attention)
     block_size = _block_size(config, attention)
     check_attention(attention, config, backend, block_size)
     _check_memory(config, backend, max_model_len, block_size)
     policy = Part.choose(plugins, "policy", config.policy)
     opened = perf_counter()
-    tokenizer = Tokenizer.of(checkpoint)
+    tokenizer = Tokenizer.of(checkpoint) if loaded is None else loaded.tokenizer
     seconds = {"open": opened - start, "tokenizer": perf_counter() - opened}
     eos = eos_token_ids(checkpoint, tokenizer)
     table = RequestTable(config.scheduler.max_num_seqs + 1, max_model_len, backend.device, backend.step_ops)
@@ -104,6 +113,7 @@ def choose(config: Config, plugins: Registry) -> Choice:
         attention=attention,
         scheduler=Part(s.name, *_scheduler(plugins, s.name, s.options)),
         policy=policy.target(policy.options, None),
+        connector=_connector(config, plugins),
         executor=Part.choose(plugins, "executor", config.executor),
         tokenizer=tokenizer,
         table=table,
@@ -115,6 +125,10 @@ def choose(config: Config, plugins: Registry) -> Choice:
 
 def _scheduler(plugins: Registry, name: str, options: Any) -> tuple[Any, Any]:
     return plugins.load_target("scheduler", name), plugins.build_options("scheduler", name, options)
+
+
+def _connector(config: Config, plugins: Registry) -> Part | None:
+    return None if config.kv_connector.name == "none" else Part.choose(plugins, "kv_connector", config.kv_connector)
 
 
 def _model(config: Config, checkpoint: Checkpoint, plugins: Registry) -> Part:
@@ -162,9 +176,12 @@ def _backend(config: Config, plugins: Registry) -> Backend:
     backend: Backend = part.target(part.options, BackendContext(e.dtype, e.batch_invariant, e.graphs))
     if e.batch_invariant and "batch_invariant" not in backend.caps.keeps:
         raise ConfigError(f"engine.batch_invariant=true: backend={part.name} does not offer it; choose another backend")
-    if backend.buckets(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens):
-        raise NotBuiltError(f"backend={part.name} asks for padded steps (buckets), which are not built yet")
     return backend
+
+
+def _check_buckets(config: Config, backend: Backend) -> None:
+    if backend.buckets(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens):
+        raise NotBuiltError(f"backend={backend.name} asks for padded steps (buckets), which are not built yet")
 
 
 def _block_size(config: Config, attention: Part) -> int:

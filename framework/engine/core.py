@@ -50,10 +50,10 @@ class EngineCore:
         return self._collect() if self._in_flight else []
 
     def drain(self) -> None:
-        """Waits for the steps in flight when no request is left that they could give anything: rows and blocks that
-        they name are free afterwards."""
-        while self._in_flight:
-            self._collect()
+        """Waits for the steps in flight, and for what a connector keeps, when no request is left that they could give
+        anything: rows and blocks that they name are free afterwards."""
+        while self.has_work():
+            self.step()
 
     def _collect(self) -> list[NewTokens]:
         """Waits for the oldest step in flight and commits it."""
@@ -82,10 +82,11 @@ class EngineCore:
         """Forgets the steps in flight after one of them failed. Their requests must have been aborted or sent back."""
         while self._in_flight:
             step = self._in_flight.popleft()
+            nothing = _nothing(step.scheduled)
             if step.future is not None:
                 with suppress(Exception):  # its cause has been raised, or it follows from the one that was
-                    step.future.result()
-            self.scheduler.update(step.scheduled, _nothing(step.scheduled))
+                    nothing.connector = step.future.result().connector  # what is reported once is not lost with it
+            self.scheduler.update(step.scheduled, nothing)
 
     def check_request(self, request: Request) -> None:
         """Raises what `add_request` would raise of the scheduler, and changes nothing."""
@@ -121,4 +122,4 @@ class EngineCore:
 
 def _nothing(scheduled: SchedulerOutput) -> StepOutput:
     r = scheduled.num_rows
-    return StepOutput(sampled=np.zeros((r, 1), np.int32), num_valid=np.zeros(r, np.int32))
+    return StepOutput(sampled=np.zeros((r, 1), np.int32), num_valid=np.zeros(r, np.int32), is_lost=True)

@@ -124,9 +124,7 @@ def test_wrong_key_or_value_is_refused_in_one_line(word, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "word", ["kv_cache.dtype=float8_e4m3", "scheduler.preemption=swap"]
-)
+@pytest.mark.parametrize("word", ["kv_cache.dtype=float8_e4m3"])
 def test_promised_value_is_refused_as_not_built(word):
     with pytest.raises(NotBuiltError, match=rf"{word} is not built yet"):
         compose([word])

@@ -28,12 +28,10 @@ PARAMETERS = {
 
 WORDS = [
     "kv_cache.dtype=float8_e4m3",
-    "scheduler.preemption=swap",
     "sampler.logprobs_mode=processed_logprobs",
     "sampler.logprobs_mode=raw_logits",
     "sampler.logprobs_mode=processed_logits",
     "spec_decode=ngram",
-    "kv_connector=shared_storage",
     "grammar=xgrammar",
     "backend=cuda",
     "backend=tpu",
