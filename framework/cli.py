@@ -193,8 +193,17 @@ def _with_command(cfg: DictConfig, args: RunArgs) -> RunArgs:
         (names.get(s.provider, s.provider), Path(s.path)) for s in job.runtime.config_sources if s.schema == "file"
     ]
     words, primary = list(job.overrides.task), job.job.config_name or "config"
-    command = shlex.join(["python", "-m", "framework", *(word.lstrip("+") for word in words)])
+    typed = [_as_typed(word.lstrip("+"), cfg) for word in words]
+    command = shlex.join(["python", "-m", "framework", *typed])
     return replace(args, command=command, settings=lambda: settings_of(cfg, words, files, primary))
+
+
+def _as_typed(word: str, cfg: DictConfig) -> str:
+    """A word of Hydra's as it is typed: texts without the quotes that were put around them."""
+    from framework.words import TEXT_KEYS
+
+    key = word.partition("=")[0]
+    return f"{key}={cfg[key]}" if key in TEXT_KEYS else word
 
 
 def prepare_environment(backend: str = "auto") -> None:

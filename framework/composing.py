@@ -44,7 +44,7 @@ from framework.stage_order import Place, solve_order
 from framework.words import RUN_TEXTS, TEXT_KEYS, Roots, Vocabulary, override_words
 
 COMPONENT_GROUPS = ("backend", "attention", "policy", "spec_decode", "kv_connector", "grammar", "executor")
-NODES = ("model", "engine", "kv_cache", "scheduler", "sampler", *COMPONENT_GROUPS, "run")
+NODES = ("model", "engine", "kv_cache", "scheduler", "sampler", *COMPONENT_GROUPS, "run", "bench")
 KIND_OF_GROUP = {"spec_decode": "drafter"}
 UNBOUND = {"auto", "none"}
 """Names that stand for no component: the builder chooses one, or there is none."""
@@ -245,7 +245,7 @@ def _run_args(nodes: Mapping[str, Any]) -> RunArgs:
     for key in ("prompt", "system"):
         texts[key] = _read_at(key, texts[key])
     options = _component("run", nodes["run"]).options
-    return RunArgs(**texts, options=options)
+    return RunArgs(**texts, options=options, bench=_component("bench", nodes["bench"]))
 
 
 def _text(key: str, nodes: Mapping[str, Any]) -> str | None:

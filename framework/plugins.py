@@ -77,6 +77,16 @@ CORE_COMPONENTS = (
     ComponentSpec("run", "plugins", "framework.runs.plugins:run"),
     ComponentSpec("run", "chat", "framework.runs.chat:run", config="framework.runs.options:ChatOptions"),
     ComponentSpec("run", "explain", "framework.runs.explain:run", config="framework.runs.options:ExplainOptions"),
+    ComponentSpec("run", "bench", "framework.runs.bench:run", config="framework.runs.options:BenchOptions"),
+    *(
+        ComponentSpec(
+            "bench",
+            name,
+            f"framework.runs.bench.{name}:{name.title()}",
+            config=f"framework.runs.options:{name.title()}Options",
+        )
+        for name in ("throughput", "latency", "startup")
+    ),
 )
 """Components that the core itself provides; everything else comes through entry points, ours as well as others'."""
 

@@ -11,10 +11,10 @@ from framework.errors import NotBuiltError
 
 OPTIONS: dict[str, tuple[str, ...]] = {
     "backend": ("cuda", "tpu"),
-    "run": ("bench", "check", "new", "serve", "replay"),
+    "run": ("check", "new", "serve", "replay"),
     "sampler/stage": ("grammar", "allowed_ids", "bad_words", "logit_bias", "penalties"),
 }
-KEYS = ("server", "bench")
+KEYS = ("server",)
 
 
 def refuse_option(group: str, option: str, built: Collection[str]) -> None:

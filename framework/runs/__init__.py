@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from framework.config import ComponentConfig
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -27,6 +29,7 @@ class RunArgs:
 
     prompt, system  the text itself; `@file` has been read by now
     target          what a run such as `check` is about
+    bench           the workload of `run=bench`, with its options
     command         the command line as it can be typed again, empty when there was none
     settings        who set which value; empty when there was no command line
     """
@@ -37,5 +40,6 @@ class RunArgs:
     output: str | None = None
     target: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    bench: ComponentConfig = field(default_factory=lambda: ComponentConfig("throughput"))
     command: str = ""
     settings: Callable[[], Sequence[Setting]] = tuple

@@ -39,3 +39,69 @@ class BenchOptions:
                 raise ConfigError(f"run.{name}={value} is too small. Use {least} or more")
         if self.plot is not None and not self.plot.endswith(".svg"):
             raise ConfigError(f"run.plot={self.plot}: plots are SVG. Name a file that ends in .svg")
+
+
+# ------------------------------------------------------------------------ workloads of run=bench, `bench.KEY`
+
+
+@dataclass(frozen=True)
+class ThroughputOptions:
+    """Many requests at once, or arriving by chance.
+
+    input_len, output_len          tokens of a request; with a *_min, drawn evenly from there up to them
+    rate                           requests a second, arrivals of a Poisson process; null = all at once
+    seed                           of lengths, tokens and arrivals, and of the requests' draws
+    detokenize                     whether text is made too
+    """
+
+    num_prompts: int = 16
+    input_len: int = 128
+    input_len_min: int | None = None
+    output_len: int = 64
+    output_len_min: int | None = None
+    rate: float | None = None
+    seed: int = 0
+    detokenize: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("num_prompts", "input_len", "input_len_min", "output_len", "output_len_min"):
+            _at_least_one(name, getattr(self, name))
+        for name in ("input_len", "output_len"):
+            low, high = getattr(self, f"{name}_min"), getattr(self, name)
+            if low is not None and low > high:
+                raise ConfigError(f"bench.{name}_min={low} is above bench.{name}={high}. Lower it, or leave it out")
+        if self.rate is not None and not self.rate > 0:
+            raise ConfigError(f"bench.rate={self.rate} must be above 0, requests a second. Use null for all at once")
+
+
+@dataclass(frozen=True)
+class LatencyOptions:
+    """One request at a time, `num_prompts` of each input length."""
+
+    num_prompts: int = 4
+    input_lens: list[int] = field(default_factory=lambda: [16, 128, 512])
+    output_len: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_prompts", "output_len"):
+            _at_least_one(name, getattr(self, name))
+        for length in self.input_lens:
+            _at_least_one("input_lens", length)
+        if not self.input_lens:
+            raise ConfigError("bench.input_lens=[] holds no length. Write bench.input_lens=[128]")
+
+
+@dataclass(frozen=True)
+class StartupOptions:
+    """A fresh process a round, from its start to its first token."""
+
+    input_len: int = 16
+
+    def __post_init__(self) -> None:
+        _at_least_one("input_len", self.input_len)
+
+
+def _at_least_one(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise ConfigError(f"bench.{name}={value} is too small. Use 1 or more")

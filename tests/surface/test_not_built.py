@@ -14,7 +14,6 @@ from framework.errors import NotBuiltError
 SMALL = ("engine.dtype=float32", "engine.max_model_len=64")
 
 PARAMETERS = {
-    "n": 2,
     "logprob_token_ids": [4],
     "logit_bias": {4: 1.0},
     "allowed_token_ids": [4],
@@ -44,7 +43,7 @@ WORDS = [
 ]
 
 COMMANDS = [
-    *([run] for run in ("bench", "check", "new", "serve", "replay")),
+    *([run] for run in ("check", "new", "serve", "replay")),
     ["check", "stage/min_p"],
 ]
 
@@ -65,7 +64,7 @@ def test_parameter_is_refused_as_a_configured_default(folders, name):
 
 
 def test_every_sampling_parameter_is_either_served_or_in_the_list_above():
-    served = {"temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids",
+    served = {"n", "temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids",
               "ignore_eos", "include_stop_str_in_output", "logprobs", "prompt_logprobs", "detokenize",
               "skip_special_tokens", "output_kind", "stages", "extra_args"}  # fmt: skip
     assert served | set(PARAMETERS) == set(SamplingParams.defaults())
@@ -110,7 +109,6 @@ def test_run_or_text_is_refused_by_the_command_line(folders, capsys, quiet_loggi
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda llm: llm.reconfigure(["engine.seed=1"]), "reconfigure"),
         (lambda llm: llm.generate([4], PoolingParams()), "pooling"),
         (lambda llm: llm.engine.add_request("a", [4], PoolingParams()), "pooling"),
         (lambda llm: llm.generate({"prompt_embeds": [[0.0]]}), "prompt_embeds"),

@@ -1,0 +1,116 @@
+"""`run=bench`: a workload of kind `bench`, passed a few times over one engine, as a table, JSON and a plot.
+
+Every number stands beside machine, versions and command, with its median and its spread over the rounds. An interrupt
+ends the round it comes in; the rounds before it are reported.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from framework.config import build_options
+from framework.errors import ConfigError
+from framework.plugins import registry
+from framework.runs.bench.plot import write_plot
+from framework.runs.bench.report import Report
+from framework.runs.options import BenchOptions
+from framework.runs.output_file import OutputFile
+from framework.runs.signals import Stop, held_signals
+
+if TYPE_CHECKING:
+    from framework.config import Config
+    from framework.engine.engine import Engine
+    from framework.interfaces import Bench, BenchRound
+    from framework.runs import RunArgs
+
+
+def run(config: Config, args: RunArgs) -> dict[str, float]:
+    """Prints the report; `output=` gets it as JSON, `run.plot=` as SVG. Returns the medians, the metrics of a sweep."""
+    _refuse(args)
+    options = build_options(BenchOptions, args.options, "run")
+    plugins, name = registry(), args.bench.name
+    bench: Bench = plugins.load_target("bench", name)(plugins.build_options("bench", name, args.bench.options), config)
+    report = Report(name, dict(args.bench.options), dict(bench.units), options.warmup, options.rounds, args.command)
+    with ExitStack() as stack:
+        sink = stack.enter_context(OutputFile(args.output)) if args.output else None
+        stop = stack.enter_context(held_signals())
+        _measure(bench, config, options, report, stop)
+        if not report.rounds:
+            stop.end()
+        _show(report, options, sink, bench)
+        stop.end()
+    return report.medians()
+
+
+def _refuse(args: RunArgs) -> None:
+    for key in ("prompt", "system", "prompts_file", "target"):
+        if getattr(args, key) is not None:
+            raise ConfigError(
+                f"{key}={getattr(args, key)} means nothing to run=bench; the keys under bench say what runs"
+            )
+
+
+def _measure(bench: Bench, config: Config, options: BenchOptions, report: Report, stop: Stop) -> None:
+    """Adds the rounds to the report, those before an interrupt when there is one."""
+    with ExitStack() as stack:
+        engine = None
+        if bench.needs_engine:
+            from framework.engine.llm import LLM
+
+            engine = stack.enter_context(LLM(config=config)).engine
+            report.engine = dict(engine.facts)
+        bench.check(engine)
+        advance = stack.enter_context(_Bar((options.warmup + options.rounds) * bench.num_units, engine, stop))
+        try:
+            for number in range(options.warmup + options.rounds):
+                done: BenchRound = bench.round(engine, number, advance)
+                if number >= options.warmup:
+                    report.rounds.append(done)
+        except KeyboardInterrupt as interrupt:
+            if not interrupt.args:
+                raise
+    report.interrupted = len(report.rounds) < options.rounds
+
+
+class _Bar:
+    """Called with the units that are done: moves a bar at a terminal, and ends the round after a signal."""
+
+    def __init__(self, total: int, engine: Engine | None, stop: Stop) -> None:
+        from framework.engine.progress import Progress
+
+        self._stop, self._stack = stop, ExitStack()
+        self._update: Callable[[int], Any]
+        if engine is not None:
+            self._update = self._stack.enter_context(Progress(total, engine, sys.stderr.isatty())).update
+        else:
+            from tqdm import tqdm
+
+            quiet = not sys.stderr.isatty()
+            bar = tqdm(total=total, unit="run", file=sys.stderr, dynamic_ncols=True, leave=False, disable=quiet)
+            self._update = self._stack.enter_context(bar).update
+
+    def __call__(self, num_done: int) -> None:
+        self._update(num_done)
+        self._stop.end()
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._stack.close()
+
+
+def _show(report: Report, options: BenchOptions, sink: OutputFile | None, bench: Bench) -> None:
+    if sink is not None:
+        sink.begin()
+        sink.write(report.as_json())
+    if options.plot is not None:
+        write_plot(options.plot, report, bench.parts)
+    if options.json:
+        print(json.dumps(report.as_json(), indent=1, ensure_ascii=False))
+    else:
+        print("\n".join(report.lines()))

@@ -1,0 +1,99 @@
+"""`bench=startup`: a fresh process a round, from its start to its first token, part by part.
+
+Run as a module it is that process: the configuration comes through stdin, the moments go out as one JSON line.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from framework.errors import ConfigError, FrameworkError
+from framework.interfaces import BenchRound
+
+if TYPE_CHECKING:
+    from framework.config import Config
+    from framework.engine.engine import Engine
+    from framework.runs.options import StartupOptions
+
+
+REFUSED = 2  # exit code of the process for a user's error
+
+
+class Startup:
+    """`interfaces.Bench`: composing the configuration is not in it, since the process gets it whole."""
+
+    needs_engine: ClassVar[bool] = False
+    parts: ClassVar[tuple[str, ...]] = ("interpreter and imports", "checkpoint", "weights", "the rest", "first token")
+    units: ClassVar[Mapping[str, str]] = {"start to first token": "s", **dict.fromkeys(parts, "s")}
+    num_units: ClassVar[int] = 1
+
+    def __init__(self, options: StartupOptions, config: Config) -> None:
+        self._options, self._config = options, config
+
+    def check(self, engine: Engine | None) -> None:
+        """Nothing to check: whatever is wrong with the configuration ends the first process."""
+
+    def round(self, engine: Engine | None, number: int, advance: Callable[[int], Any]) -> BenchRound:
+        program = [sys.executable, "-m", "framework.runs.bench.startup", str(self._options.input_len)]
+        start = time.time()
+        result = subprocess.run(
+            [*program, str(start)], input=pickle.dumps(self._config), capture_output=True, check=False
+        )
+        if result.returncode:
+            advance(0)  # an interrupt reaches the process as well
+            raise _failed(result.returncode, result.stderr.decode(errors="replace").strip())
+        moments = json.loads(result.stdout.splitlines()[-1])
+        advance(1)
+        return BenchRound(_parts(moments), {})
+
+
+def _failed(code: int, said: str) -> Exception:
+    """The user's error that the process ended with, or what it said before it crashed."""
+    if code == REFUSED:
+        return ConfigError(said.splitlines()[-1])
+    return RuntimeError(f"the process of bench=startup ended with {code}:\n{said}")
+
+
+def _parts(moments: Mapping[str, Any]) -> dict[str, float]:
+    seconds = moments["seconds"]
+    checkpoint, weights = seconds["open"] + seconds["tokenizer"], seconds["load"]
+    return {
+        "start to first token": moments["first_token"],
+        "interpreter and imports": moments["imported"],
+        "checkpoint": checkpoint,
+        "weights": weights,
+        "the rest": moments["built"] - moments["imported"] - checkpoint - weights,
+        "first token": moments["first_token"] - moments["built"],
+    }
+
+
+def _process(input_len: int, start: float) -> None:
+    import torch  # noqa: F401  what every engine imports: its time is told apart from the engine's own
+
+    from framework.engine.build import build_engine
+
+    config = pickle.load(sys.stdin.buffer)
+    imported = time.time() - start
+    engine = build_engine(config)
+    built = time.time() - start
+    params = engine.admission.defaults.replace(max_tokens=1, detokenize=False)
+    engine.add_request("first", [1 % engine.admission.limits.vocab_size] * input_len, params)
+    while engine.has_unfinished_requests():
+        engine.step()
+    moments = {"imported": imported, "built": built, "first_token": time.time() - start}
+    print(json.dumps({**moments, "seconds": dict(engine.facts["seconds"])}))
+    engine.close()
+
+
+if __name__ == "__main__":
+    try:
+        _process(int(sys.argv[1]), float(sys.argv[2]))
+    except FrameworkError as error:
+        print(error, file=sys.stderr)
+        sys.exit(REFUSED)
