@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -23,14 +24,17 @@ Blocks = Sequence[Sequence[int]]
 T = TypeVar("T")
 
 _log = logging.getLogger("framework")
+OVERDUE_S = 300.0
+"""A connector that has not reported a load or a kept stay for so long is taken for broken: its requests would hang."""
 
 
 @dataclass(slots=True)
 class _Load:
-    """Blocks that the connector fills."""
+    """Blocks that the connector fills, since when."""
 
     blocks: list[int]
     is_async: bool
+    since: float
 
 
 @dataclass(slots=True)
@@ -60,7 +64,7 @@ class GuardedConnector:
         # Under the lock, for both sides:
         self._is_broken = False
         self._loads: dict[int, _Load] = {}  # by lease, until they are reported, or the step that does them is over
-        self._kept: set[int] = set()
+        self._kept: dict[int, float] = {}  # since when
         self._reports = _Reports()  # of a connector that has broken
         # Of the worker side alone:
         self._meta: _Meta | None = None
@@ -77,6 +81,16 @@ class GuardedConnector:
             _log.exception("%s raised in %s; the engine goes on without it", self._label, method)
             self._give_up()
             return neutral
+
+    def _refuse_overdue(self) -> None:
+        with self._lock:
+            waiting = {lease: load.since for lease, load in self._loads.items()} | self._kept
+        late = [lease for lease, since in waiting.items() if monotonic() - since > OVERDUE_S]
+        if late:
+            _log.error(
+                "%s has not reported leases %s for %.0f s; the engine goes on without it", self._label, late, OVERDUE_S
+            )
+            self._give_up()
 
     def _give_up(self) -> None:
         """Ends the connector, and reports all that it still owes: loads as failed, stays as sent."""
@@ -107,7 +121,7 @@ class GuardedConnector:
     def _note_load(self, request: Request, blocks: Blocks, num_external_tokens: int) -> None:
         last = request.num_computed_tokens // self._block_size
         first = last - num_external_tokens // self._block_size
-        load = _Load([group[i] for i in range(first, last) for group in blocks], self._is_async)
+        load = _Load([group[i] for i in range(first, last) for group in blocks], self._is_async, monotonic())
         if not load.is_async:
             self._within_step.append(request.lease)
         with self._lock:
@@ -132,7 +146,7 @@ class GuardedConnector:
         with self._lock:
             if not answer or self._is_broken:
                 return False
-            self._kept.add(lease)
+            self._kept[lease] = monotonic()
             return True
 
     def step_lost(self, meta: _Meta | None) -> None:
@@ -166,11 +180,10 @@ class GuardedConnector:
         sent, received = self._ask("finished", nothing)
         failed = self._ask("failed_blocks", ())  # asked for now: a load is received only if this is answered as well
         with self._lock:
-            sent = [lease for lease in sent if lease in self._kept]
-            received = [lease for lease in received if lease in self._loads]
-            self._kept.difference_update(sent)
-            for lease in received:
-                del self._loads[lease]
+            sent = [lease for lease in dict.fromkeys(sent) if self._kept.pop(lease, None) is not None]
+            received = [lease for lease in dict.fromkeys(received) if self._loads.pop(lease, None) is not None]
+        self._refuse_overdue()
+        with self._lock:
             reports, self._reports = self._reports, _Reports()
         self._failed = [*failed, *reports.failed]
         self._step_over(self._meta)

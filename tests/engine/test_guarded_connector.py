@@ -1,0 +1,145 @@
+"""The guard around a connector: what it owes is reported when it breaks or falls silent, and nothing else goes on."""
+
+import logging
+
+import pytest
+
+from framework.engine import guarded_connector
+from framework.engine.guarded_connector import GuardedConnector
+from framework.nulls import NoConnector
+from framework.request import Request, SamplingParams
+
+
+class Told(NoConnector):
+    """Answers what it was told to, keeps every stay, and raises in the method `fails`."""
+
+    def __init__(self, is_async=False):
+        self.is_async, self.fails, self.sent, self.received, self.closed = is_async, None, [], [], 0
+
+    def matched_tokens(self, request, num_computed_tokens):
+        return 8, self.is_async
+
+    def build_meta(self, scheduled):
+        return "meta"
+
+    def request_finished(self, request, blocks):
+        return True
+
+    def start_load(self, meta):
+        if self.fails == "start_load":
+            raise OSError("no route")
+
+    def finished(self):
+        return self.sent, self.received
+
+    def failed_blocks(self):
+        if self.fails == "failed_blocks":
+            raise OSError("no route")
+        return ()
+
+    def close(self):
+        self.closed += 1
+
+
+def guard(is_async=False):
+    told = Told(is_async)
+    return told, GuardedConnector(told, "kv_connector 'told' of acme 1.0", block_size=4)
+
+
+def stay(connector, lease=0):
+    """A request of 9 tokens whose first two blocks of three are loaded."""
+    request = Request("a", list(range(9)), SamplingParams(), seed=0, max_total_tokens=12)
+    connector.matched_tokens(request, 0)
+    request.lease, request.num_computed_tokens, request.block_ids = lease, 8, [[5, 6, 7]]
+    connector.after_alloc(request, request.block_ids, 8)
+    return request
+
+
+def step(connector):
+    """(sent, received, failed) of the worker side."""
+    connector.start_load(connector.build_meta(None))
+    connector.wait_saves()
+    sent, received = connector.finished()
+    return list(sent), list(received), list(connector.failed_blocks())
+
+
+def test_blocks_of_a_load_within_the_step_are_failed_when_the_connector_raises(caplog):
+    told, connector = guard()
+    stay(connector)
+    told.fails = "start_load"
+    with caplog.at_level(logging.ERROR):
+        assert step(connector) == ([], [], [5, 6])
+    assert "kv_connector 'told' of acme 1.0 raised in start_load" in caplog.text and told.closed == 1
+
+
+def test_load_of_an_earlier_step_is_not_failed_afterwards():
+    told, connector = guard()
+    stay(connector)
+    assert step(connector) == ([], [], [])
+    told.fails = "start_load"
+    assert step(connector) == ([], [], [])
+
+
+@pytest.mark.parametrize("method", ["start_load", "failed_blocks"])
+def test_asynchronous_load_is_received_and_failed_when_the_connector_raises(method):
+    told, connector = guard(is_async=True)
+    stay(connector)
+    told.fails = method
+    assert step(connector) == ([], [0], [5, 6])
+    assert connector.matched_tokens(None, 0) == (0, False), "it is not asked any more"
+
+
+def test_load_whose_failures_cannot_be_asked_for_is_failed():
+    told, connector = guard(is_async=True)
+    stay(connector)
+    step(connector)
+    told.received, told.fails = [0], "failed_blocks"
+    assert step(connector) == ([], [0], [5, 6])
+
+
+def test_kept_stay_is_sent_when_the_connector_raises():
+    told, connector = guard()
+    request = stay(connector)
+    step(connector)
+    assert connector.request_finished(request, request.block_ids)
+    told.fails = "start_load"
+    assert step(connector) == ([0], [], [])
+    assert not connector.request_finished(request, request.block_ids), "nothing more is kept"
+
+
+def test_load_promised_before_the_connector_broke_is_failed():
+    _, connector = guard(is_async=True)
+    request = stay(connector)
+    step(connector)
+    connector.matched_tokens(request, 0)
+    connector._give_up()
+    request.lease = 1
+    connector.after_alloc(request, request.block_ids, 8)
+    assert step(connector) == ([], [0, 1], [5, 6, 5, 6])
+
+
+def test_reports_that_nobody_waits_for_go_no_further():
+    told, connector = guard(is_async=True)
+    request = stay(connector)
+    connector.request_finished(request, request.block_ids)
+    told.sent, told.received = [0, 0, 3], [7, 0]
+    assert step(connector) == ([0], [0], [])
+    assert step(connector) == ([], [], [])
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_connector_that_falls_silent_is_taken_for_broken(monkeypatch, caplog, is_async):
+    told, connector = guard(is_async)
+    request = stay(connector)
+    step(connector)
+    connector.request_finished(request, request.block_ids)
+    assert step(connector) == ([], [], [])
+    monkeypatch.setattr(guarded_connector, "OVERDUE_S", -1.0)
+    assert step(connector) == ([0], [0] if is_async else [], [5, 6] if is_async else [])
+    assert "has not reported leases [0]" in caplog.text and told.closed == 1
+
+
+def test_null_metadata_stays_null():
+    _, connector = guard()
+    connector._connector.build_meta = lambda scheduled: None
+    assert connector.build_meta(None) is None
