@@ -68,6 +68,8 @@ def _sizes(choice: Choice) -> Iterator[Reason]:
         yield Reason("kv_cache.block_size", choice.block_size, f"the first choice of attention={choice.attention.name}")
     if config.engine.async_scheduling is None:
         yield Reason("engine.async_scheduling", *async_scheduling(config, choice.backend))
+    if config.scheduler.preemption == "swap" and config.kv_cache.num_swap_blocks is None:
+        yield Reason("kv_cache.num_swap_blocks", None, f"as many as the pool, at most 4 GiB; {_WHEN_FULL}")
 
 
 def _of_components(choice: Choice) -> Iterator[Reason]:
@@ -97,6 +99,8 @@ def _defaults(choice: Choice) -> Iterator[Reason]:
     )
 
 
+_WHEN_FULL = "a preempted request that finds no room there is computed again"
+
 WHEN_BUILT = ("kv_cache.num_blocks", "KV cache, bytes", "start-up, s")
 """What `once_built` tells, for a report without an engine."""
 
@@ -106,8 +110,10 @@ def once_built(engine: Engine) -> list[Reason]:
     facts = engine.facts
     tokens = (facts["num_blocks"] - 1) * facts["block_size"]
     seconds = ", ".join(f"{part} {value:.2f}" for part, value in facts["seconds"].items() if part != "total")
+    swap = [Reason("kv_cache.num_swap_blocks", facts["num_swap_blocks"], f"blocks of host memory; {_WHEN_FULL}")]
     return [
         Reason("kv_cache.num_blocks", facts["num_blocks"], f"{tokens} tokens beside the null block"),
+        *(swap if facts["num_swap_blocks"] else ()),
         Reason("KV cache, bytes", facts["kv_bytes"], "in all layers, at most: a block takes memory when it is written"),
         Reason("start-up, s", round(facts["seconds"]["total"], 2), seconds),
     ]

@@ -43,6 +43,14 @@ def test_preempted_request_is_swapped_out_and_in_and_draws_the_same_tokens(folde
     assert (facts["preemption"], facts["num_swap_blocks"]) == ("swap", 8), "as many as the pool"
 
 
+def test_explain_says_how_much_is_swapped_and_what_happens_when_it_is_full(folders):
+    command = [sys.executable, "-m", "framework", "explain", f"model.path={folders['mixed']}", *CROWDED]
+    words = ["scheduler.preemption=swap", "run.build=true"]
+    shown = subprocess.run([*command, *words], capture_output=True, text=True, check=True).stdout
+    rows = [line.split() for line in shown.splitlines() if "finds no room there is computed again" in line]
+    assert [row[:2] for row in rows] == [["kv_cache.num_swap_blocks", "?"], ["kv_cache.num_swap_blocks", "8"]]
+
+
 def test_full_swap_space_recomputes_and_is_counted(folders):
     tokens, stats, _ = run(folders["mixed"], *CROWDED, "scheduler.preemption=swap", "kv_cache.num_swap_blocks=1")
     assert stats["num_swap_fallbacks"] > 0 and stats["num_swap_outs"] == 0
