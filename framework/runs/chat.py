@@ -116,7 +116,7 @@ class Chat:
         while last is None or not last.finished:
             if stop.number is not None:
                 last = self._engine.abort(request_id)
-                outputs = [] if last is None else [last]
+                outputs = [*self._engine.leftovers(), *([] if last is None else [last])]
             else:
                 outputs = self._engine.step()
             for output in outputs:

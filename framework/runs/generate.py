@@ -10,6 +10,7 @@ import codecs
 import json
 import math
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,8 +18,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from framework.errors import ConfigError
-from framework.request import CompletionOutput, OutputKind, RequestOutput, SamplingParams
+from framework.request import CompletionOutput, Logprob, OutputKind, RequestOutput, SamplingParams
 from framework.runs.output_file import OutputFile, refuse_same_file
+from framework.runs.signals import held_signals
 
 if TYPE_CHECKING:
     from framework.config import Config
@@ -73,7 +75,9 @@ def run(config: Config, args: RunArgs) -> dict[str, float]:
         from framework.engine.llm import LLM
 
         llm = stack.enter_context(LLM(config=config))
-        return _Generation(llm.engine, sink, streams=sink is None and args.prompt is not None).run(jobs)
+        # Several completions of one prompt are printed one after the other, so that they do not run into each other.
+        streams = sink is None and args.prompt is not None and llm.engine.admission.defaults.n == 1
+        return _Generation(llm.engine, sink, streams).run(jobs)
 
 
 def _refuse(args: RunArgs) -> None:
@@ -185,16 +189,28 @@ class _Generation:
         if self._sink is not None:
             self._sink.begin()
         show = sys.stderr.isatty() and not self._streams
-        with Progress(len(self._jobs), self._engine, show) as progress:
-            try:
-                while self._engine.has_unfinished_requests():
-                    finished = [self._take(o) for o in self._engine.step()]
-                    progress.update(sum(finished))
-            finally:
-                self._print_done(all_of_them=True)
-            elapsed = perf_counter() - start
-            prefill, decode = progress.rates()
-        return self._close(elapsed, prefill, decode)
+        with held_signals() as stop:
+            with Progress(len(self._jobs), self._engine, show) as progress:
+                try:
+                    while self._engine.has_unfinished_requests() and stop.number is None:
+                        finished = [self._take(o) for o in self._engine.step()]
+                        progress.update(sum(finished))
+                    self._break_off()
+                finally:
+                    self._print_done(all_of_them=True)
+                elapsed = perf_counter() - start
+                prefill, decode = progress.rates()
+            figures = self._close(elapsed, prefill, decode)
+            stop.end()
+        return figures
+
+    def _break_off(self) -> None:
+        """Ends what still runs, and keeps what it had: finish_reason is `abort`. What had not begun leaves nothing."""
+        for request_id in self._jobs:
+            ended = self._engine.abort(request_id)
+            for output in (*self._engine.leftovers(), *([ended] if ended is not None else [])):
+                if output.metrics.ttft is not None:
+                    self._take(output)
 
     def _admit(self, job: Job) -> None:
         try:
@@ -226,7 +242,7 @@ class _Generation:
 
     def _take(self, output: RequestOutput) -> bool:
         """Prints a streamed piece or keeps a finished output; True when the request is finished."""
-        self._num_tokens += len(output.outputs[0].token_ids)  # a piece, or the whole of a finished one
+        self._num_tokens += sum(len(one.token_ids) for one in output.outputs)  # a piece, or the whole of a finished one
         if self._streams:
             if self._next == 0:
                 sys.stdout.write(output.prompt or "")
@@ -242,20 +258,22 @@ class _Generation:
         return output.finished
 
     def _write(self, output: RequestOutput) -> None:
+        """One line a completion."""
         assert self._sink is not None
-        completion = output.outputs[0]
-        line = {
-            "id": self._jobs[output.request_id].shown_id,
-            "index": completion.index,
-            "text": completion.text,
-            "token_ids": completion.token_ids,
-            "finish_reason": completion.finish_reason,
-            "metrics": asdict(output.metrics),
-            **_logprobs(completion),
-        }
+        shared: dict[str, Any] = {"metrics": asdict(output.metrics)}
         if output.error is not None:
-            line["error"] = output.error
-        self._sink.write(line)
+            shared["error"] = output.error
+        if output.prompt_logprobs is not None:
+            shared["prompt_logprobs"] = [None if entry is None else _entry(entry) for entry in output.prompt_logprobs]
+        for completion in output.outputs:
+            line = {
+                "id": self._jobs[output.request_id].shown_id,
+                "index": completion.index,
+                "text": completion.text,
+                "token_ids": completion.token_ids,
+                "finish_reason": completion.finish_reason,
+            }
+            self._sink.write({**line, **shared, **_logprobs(completion)})
 
     def _print_done(self, all_of_them: bool = False) -> None:
         """Prints finished outputs in the order of the prompts: as far as it has no gap, or all of them at the end."""
@@ -268,7 +286,8 @@ class _Generation:
             output = self._done.get(ids[self._next])
             self._next += 1
             if output is not None:
-                sys.stdout.write(f"{output.prompt or ''}{output.outputs[0].text}\n\n")
+                for completion in output.outputs:
+                    sys.stdout.write(f"{output.prompt or ''}{completion.text}\n\n")
                 sys.stdout.flush()
 
     def _close(self, elapsed: float, prefill: float, decode: float) -> dict[str, float]:
@@ -300,8 +319,12 @@ def _logprobs(completion: CompletionOutput) -> dict[str, Any]:
     """Of a request that asked for them: {token id: logprob} of each token, and their sum; null stands for -inf."""
     if completion.logprobs is None:
         return {}
-    entries = [{i: _finite(one.logprob) for i, one in entry.items()} for entry in completion.logprobs]
+    entries = [_entry(entry) for entry in completion.logprobs]
     return {"logprobs": entries, "cumulative_logprob": _finite(completion.cumulative_logprob)}
+
+
+def _entry(entry: Mapping[int, Logprob]) -> dict[int, float | None]:
+    return {token_id: _finite(one.logprob) for token_id, one in entry.items()}
 
 
 def _finite(value: float | None) -> float | None:

@@ -136,7 +136,7 @@ BAD_LINES = [
     ({"prompt": "w4", "temprature": 1}, "Did you mean 'temperature'"),
     ({"prompt": "w4", "top_p": 2}, r"top_p must be in (0, 1], got 2"),
     ({"prompt": "w4", "min_tokens": 9}, "min_tokens (9) must not exceed max_tokens (3)"),
-    ({"prompt": "w4", "n": 2}, "n=2 is not built yet"),
+    ({"prompt": "w4", "n": 0}, "n must be in 1..128, got 0"),
     ({"prompt": ""}, "the prompt is empty"),
     ({"prompt": 5}, "prompt must be a string"),
     ({"prompt_token_ids": [99]}, "outside the vocabulary"),
