@@ -17,6 +17,7 @@ from framework.engine.choice import Choice, async_scheduling, check_attention, c
 from framework.engine.connecting import connector_of
 from framework.engine.core import EngineCore
 from framework.engine.engine import Engine
+from framework.engine.loaded import Loaded
 from framework.engine.trace import Trace
 from framework.errors import CheckpointError, ConfigError, NotBuiltError
 from framework.interfaces import AttentionContext, KVGroup, ModelContext, SchedulerContext
@@ -34,19 +35,22 @@ _SWAP_BYTES = 4 << 30
 """Host memory for preempted requests when nobody says how much; it is taken when the first one is swapped out."""
 
 
-def build_engine(config: Config, plugins: Registry | None = None) -> Engine:
+def build_engine(config: Config, plugins: Registry | None = None, loaded: Loaded | None = None) -> Engine:
     """An engine for `config`. Raises ConfigError, PluginError, CheckpointError or NotBuiltError, and before weights
-    load wherever the cause can be known by then."""
+    load wherever the cause can be known by then.
+
+    loaded  weights of an earlier engine that serve this one as well
+    """
     start = perf_counter()
     plugins = plugins or registry()
-    choice = choose(config, plugins)
+    choice = choose(config, plugins, loaded)
     trace = None if config.trace is None else Trace(config.trace)
     loading = perf_counter()
-    model, layers = _load_model(choice)
+    loaded = loaded or _load(choice)
     choice.seconds["load"] = perf_counter() - loading
-    kv = _allocate(choice, layers)
+    kv = _allocate(choice, loaded.layers)
     events = plugins.events if trace is None else plugins.events.joined("trace", trace)
-    engine = _assemble(choice, model, kv, plugins, events)
+    engine = _assemble(choice, loaded, kv, plugins, events)
     choice.seconds["total"] = perf_counter() - start
     if trace is not None:
         trace.begin(engine.facts)
@@ -54,8 +58,8 @@ def build_engine(config: Config, plugins: Registry | None = None) -> Engine:
     return engine
 
 
-def _load_model(choice: Choice) -> tuple[Model, list[LayerSpec]]:
-    """The model with its weights, and the attention layers it declared."""
+def _load(choice: Choice) -> Loaded:
+    """The model with its weights, and the attention layers that it declared."""
     backend, checkpoint, target = choice.backend, choice.checkpoint, choice.model.target
     seed = choice.config.engine.seed or 0
     weights = choice.loader.open(checkpoint, dtype=backend.dtype, device=backend.device, seed=seed)
@@ -71,7 +75,7 @@ def _load_model(choice: Choice) -> tuple[Model, list[LayerSpec]]:
             "them; the checkpoint is of another architecture than its config says"
         )
     assert model.vocab_size == checkpoint.config["vocab_size"], (model.vocab_size, checkpoint.config["vocab_size"])
-    return model, ctx.layers
+    return Loaded(choice.config, checkpoint, choice.loader, choice.tokenizer, backend, model, ctx.layers)
 
 
 @dataclass(frozen=True)
@@ -157,13 +161,13 @@ def _groups(layers: list[LayerSpec], block_size: int) -> tuple[KVGroup, ...]:
     return tuple(KVGroup(n, "full", block_size, None, tuple(x.index for x in layers if x.group == n)) for n in names)
 
 
-def _assemble(choice: Choice, model: Model, kv: _KVMemory, plugins: Registry, events: EventBus) -> Engine:
+def _assemble(choice: Choice, loaded: Loaded, kv: _KVMemory, plugins: Registry, events: EventBus) -> Engine:
     from framework.worker.model_runner import ModelRunner
 
     choice.table.allocate(kv.groups)
     connector = connector_of(choice, plugins, kv.groups, kv.specs, kv.block_bytes)
     runner = ModelRunner(
-        model=model,
+        model=loaded.model,
         backend=choice.backend,
         attention={group.name: kv.attention for group in kv.groups},
         groups=kv.groups,
@@ -178,7 +182,7 @@ def _assemble(choice: Choice, model: Model, kv: _KVMemory, plugins: Registry, ev
     executor, max_in_flight = _executor(choice, runner)
     core = EngineCore(_scheduler(choice, kv, max_in_flight, connector), executor, events, max_in_flight)
     executor.start()
-    return Engine(choice.config, core, choice.admission, choice.tokenizer, _facts(choice, kv), plugins)
+    return Engine(choice.config, core, choice.admission, choice.tokenizer, _facts(choice, kv), plugins, loaded)
 
 
 def _executor(choice: Choice, runner: ModelRunner) -> tuple[Executor, int]:

@@ -17,6 +17,7 @@ from framework.interfaces import BackendContext, StageContext, StageSpec
 
 if TYPE_CHECKING:
     from framework.config import ComponentConfig, Config
+    from framework.engine.loaded import Loaded
     from framework.interfaces import Backend, Checkpoint, LayerSpec, Loader
     from framework.plugins import Registry
     from framework.sampling.pipeline import SamplerPipeline
@@ -68,24 +69,31 @@ class Choice:
     seconds: dict[str, float]
 
 
-def choose(config: Config, plugins: Registry) -> Choice:
-    """Resolves and checks every part. Raises ConfigError, PluginError, CheckpointError or NotBuiltError."""
+def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> Choice:
+    """Resolves and checks every part. Raises ConfigError, PluginError, CheckpointError or NotBuiltError.
+
+    loaded  what an earlier engine read of the same checkpoint, for the same backend
+    """
     from framework.checkpoint import open_checkpoint
     from framework.tokenizer import Tokenizer
     from framework.worker.request_table import RequestTable
 
     start = perf_counter()
-    checkpoint, loader = open_checkpoint(config.model, config.engine.load_format, plugins)
+    if loaded is None:
+        checkpoint, loader = open_checkpoint(config.model, config.engine.load_format, plugins)
+    else:
+        checkpoint, loader = loaded.checkpoint, loaded.loader
     model = _model(config, checkpoint, plugins)
     max_model_len = _max_model_len(config, checkpoint)
-    backend = _backend(config, plugins)
+    backend = _backend(config, plugins) if loaded is None else loaded.backend
+    _check_buckets(config, backend)
     attention = Part.choose(plugins, "attention", config.attention)
     block_size = _block_size(config, attention)
     check_attention(attention, config, backend, block_size)
     _check_memory(config, backend, max_model_len, block_size)
     policy = Part.choose(plugins, "policy", config.policy)
     opened = perf_counter()
-    tokenizer = Tokenizer.of(checkpoint)
+    tokenizer = Tokenizer.of(checkpoint) if loaded is None else loaded.tokenizer
     seconds = {"open": opened - start, "tokenizer": perf_counter() - opened}
     eos = eos_token_ids(checkpoint, tokenizer)
     table = RequestTable(config.scheduler.max_num_seqs + 1, max_model_len, backend.device, backend.step_ops)
@@ -168,9 +176,12 @@ def _backend(config: Config, plugins: Registry) -> Backend:
     backend: Backend = part.target(part.options, BackendContext(e.dtype, e.batch_invariant, e.graphs))
     if e.batch_invariant and "batch_invariant" not in backend.caps.keeps:
         raise ConfigError(f"engine.batch_invariant=true: backend={part.name} does not offer it; choose another backend")
-    if backend.buckets(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens):
-        raise NotBuiltError(f"backend={part.name} asks for padded steps (buckets), which are not built yet")
     return backend
+
+
+def _check_buckets(config: Config, backend: Backend) -> None:
+    if backend.buckets(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens):
+        raise NotBuiltError(f"backend={backend.name} asks for padded steps (buckets), which are not built yet")
 
 
 def _block_size(config: Config, attention: Part) -> int:

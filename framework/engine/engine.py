@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from framework.config import Config
     from framework.engine.admission import Admission
     from framework.engine.core import EngineCore
+    from framework.engine.loaded import Loaded
     from framework.plugins import Registry
     from framework.tokenizer import Tokenizer
 
@@ -41,9 +42,10 @@ class Engine:
         tokenizer: Tokenizer | None,
         facts: Mapping[str, Any],
         plugins: Registry,
+        loaded: Loaded,
     ) -> None:
         self.config, self.core, self.admission, self.tokenizer, self.facts = config, core, admission, tokenizer, facts
-        self._plugins = plugins
+        self.plugins, self.loaded = plugins, loaded
         self._states: dict[str, OutputState] = {}
         self._streaming: set[str] = set()  # ids of those whose outputs are wanted with every step
         self._outputs: OutputsInPlace | OutputThread = OutputThread() if core.max_in_flight > 1 else OutputsInPlace()
@@ -193,7 +195,7 @@ class Engine:
         return self.admission.uses_stage(error.stage, request.params)
 
     def _name_culprit(self, error: BaseException) -> None:
-        who = culprit(error, self._plugins) if isinstance(error, Exception) else None
+        who = culprit(error, self.plugins) if isinstance(error, Exception) else None
         if who is not None and not isinstance(error, FrameworkError):
             what = " ".join(f"{type(error).__name__}: {error}".split())
             raise PluginError(f"{who} raised {what}. The requests that ran are aborted") from error

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from framework.config import Config, compose
 from framework.engine.admission import chat_prompt
 from framework.engine.build import build_engine
+from framework.engine.choice import choose
 from framework.engine.interrupt import between_steps
 from framework.engine.progress import Progress
 from framework.engine.stream import OutputStream
@@ -43,12 +44,14 @@ class LLM:
     def __init__(
         self, model: str | None = None, *, overrides: Sequence[str] = (), config: Config | None = None
     ) -> None:
-        config = resolve_config(model, overrides, config)
+        built = resolve_config(model, overrides, config)
+        self._path = model
+        self._words = None if config is not None else list(overrides)
         self._ids = count()
         self._lock = threading.RLock()
         self._busy = False
         self._abandoned = deque[str]()
-        self.engine = build_engine(config)
+        self.engine = build_engine(built)
 
     @overload
     def generate(
@@ -211,8 +214,39 @@ class LLM:
             self.engine.put_back(others)
         return [done[i] for i in ids]
 
-    def reconfigure(self, overrides: Sequence[str]) -> None:
-        raise NotBuiltError("LLM.reconfigure is not built yet; close this LLM and make another one")
+    def reconfigure(self, overrides: Sequence[str] = (), *, config: Config | None = None) -> None:
+        """Makes the engine another one; the weights stay while the keys that they depend on are unchanged.
+
+        overrides  words that come behind those of before; of an LLM that was made from a config only config is possible
+        config     takes the place of everything before
+        What cannot be is refused before anything is given up, with the errors of the constructor. Should the new engine
+        fail to be built after all, the old one is built again. RuntimeError while requests run.
+        """
+        with self.turn():
+            if self.engine.has_unfinished_requests():
+                raise RuntimeError("reconfigure: requests are running; wait for them, or abort them first")
+            words = check_words(overrides)
+            if config is None and self._words is None:
+                raise ValueError("this LLM was made from a config, and words have nothing to stand on; pass config=")
+            names_model = any(word.lstrip("+").startswith("model.path=") for word in words)
+            path = None if names_model or config is not None else self._path
+            words = [*(self._words or ()), *words] if config is None else words
+            built = resolve_config(path, words, config)
+            if built != self.engine.config:
+                self._rebuild(built)
+            self._path, self._words = path, None if config is not None else words
+
+    def _rebuild(self, config: Config) -> None:
+        before, plugins, loaded = self.engine.config, self.engine.plugins, self.engine.loaded
+        kept = loaded if loaded.serves(config) else None
+        del loaded  # weights that do not stay go before the others come
+        choose(config, plugins, kept)
+        self.close()
+        try:
+            self.engine = build_engine(config, plugins, kept)
+        except BaseException:
+            self.engine = build_engine(before, plugins, kept)
+            raise
 
     def close(self) -> None:
         """Aborts what runs and frees the model. The object cannot be used afterwards."""
@@ -236,15 +270,20 @@ def resolve_config(model: str | None, overrides: Sequence[str], config: Config |
     """The arguments of `LLM` and `AsyncLLM` as one Config. Raises ConfigError, ValueError or TypeError."""
     if config is not None and (overrides or model is not None):
         raise ValueError("pass config alone, or model and overrides; a config already says both")
-    if isinstance(overrides, str) or not isinstance(overrides, Iterable):
-        raise TypeError(f"overrides must be a list of words, got {overrides!r}")
+    words = check_words(overrides)
     if not isinstance(config, Config | None):
         raise TypeError(f"config must be a framework.config.Config, got {config!r}; words go into overrides")
     if config is None:
-        config = compose(list(overrides))
+        config = compose(words)
     if model is not None:
         config = replace(config, model=replace(config.model, path=_path_word(model)))
     return config
+
+
+def check_words(overrides: Any) -> list[str]:
+    if isinstance(overrides, str) or not isinstance(overrides, Iterable):
+        raise TypeError(f"overrides must be a list of words, got {overrides!r}")
+    return list(overrides)
 
 
 def streaming_params(params: Any, defaults: SamplingParams) -> Any:
