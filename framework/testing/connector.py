@@ -85,7 +85,8 @@ def check_kv_of_another_kind_is_not_taken(case: ConnectorCase) -> None:
 
 def check_metadata_changes_nothing_of_the_step(case: ConnectorCase) -> None:
     with case.engine(case.options()) as engine:
-        inner, differences = engine.connector.build_meta, []
+        inner = engine.connector.build_meta
+        differences: list[str] = []
 
         def watched(scheduled: SchedulerOutput) -> Any:
             before = deepcopy(scheduled)
@@ -154,7 +155,7 @@ def _run_one(case: ConnectorCase, options: Any) -> None:
 def _random_history(case: ConnectorCase, random: Random, max_in_flight: int, failing: float = 0.0) -> None:
     options = case.options()
     _run_one(case, options)  # so that there is something to load
-    limits = {"num_blocks": 14, "max_in_flight": max_in_flight, "prefix_caching": random.random() < 0.7}
+    limits: dict[str, Any] = {"num_blocks": 14, "max_in_flight": max_in_flight, "prefix_caching": random.random() < 0.7}
     with case.engine(options, **limits) as engine:
         for arrival in range(24):
             shared, own = random.randint(0, 20), [random.randint(0, 40) for _ in range(random.randint(1, 6))]
