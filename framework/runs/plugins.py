@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterable, Sequence
+from importlib import metadata
 
 from framework.config import Config
+from framework.discovery import OURS
+from framework.errors import PluginError
 from framework.plugins import ComponentSpec, Registry, registry
 from framework.runs import RunArgs
 
-HEADER = ("kind", "name", "distribution", "version", "state")
+HEADER = ("kind", "name", "distribution", "version", "api", "state")
+SUITES = {"stage": "framework.testing.stages", "attention": "framework.testing.attention",
+          "kv_connector": "framework.testing.connector"}  # fmt: skip
+"""Where the contract suite of a kind is."""
+_EXTRA = re.compile(r"""([A-Za-z0-9][\w.-]*).*;.*\bextra *== *['"]([\w.-]+)['"]""")
 
 
 def run(config: Config, args: RunArgs) -> None:
-    """Prints the table of components, the plugins that failed, and the health lines to stdout."""
+    """Prints the table of components, the plugins that failed, what is not installed, and the health of the machine."""
+    cores = _cores()  # before torch is imported, whose threads bind this one to a core
     found = registry()
-    for line in (*component_lines(found, config), *failure_lines(found), *health_lines()):
+    sections = (component_lines(found, config), failure_lines(found), check_lines(found), missing_lines(found))
+    for line in (*(line for lines in sections for line in lines), *health_lines(cores)):
         print(line)
 
 
 def component_lines(found: Registry, config: Config) -> list[str]:
-    """A table: one line a component, with `active` for what the config selects and the reason for what is unusable."""
+    """A table: one line a component, with `active` for what the config selects and the reason for what is unusable.
+
+    Every usable component is imported: what cannot be is `broken`.
+    """
     active = active_components(found, config)
-    rows = [(spec.kind, spec.name, spec.dist, found.versions.get(spec.dist, "?"), _state(found, spec, active))
-            for spec in found.specs()]  # fmt: skip
+    rows = [(spec.kind, spec.name, spec.dist, found.versions.get(spec.dist, "?"), ".".join(map(str, spec.api)),
+             _state(found, spec, active)) for spec in found.specs()]  # fmt: skip
     widths = [max(map(len, column)) for column in zip(HEADER, *rows, strict=True)]
     return [_padded(row, widths) for row in (HEADER, *rows)]
 
@@ -57,11 +70,53 @@ def failure_lines(found: Registry) -> list[str]:
     return ["", "left out:", *(f"  {failure}" for failure in found.failures)] if found.failures else []
 
 
-def health_lines() -> list[str]:
-    """Versions and resources of this machine, one a line."""
+def check_lines(found: Registry) -> list[str]:
+    """The contract suites of the kinds that others have provided: what a plugin's own tests should run."""
+    kinds = [kind for kind in SUITES if any(spec.dist != OURS for spec in found.specs(kind))]
+    return ["", "contract suites:", *(f"  {kind:<12} {SUITES[kind]}" for kind in kinds)] if kinds else []
+
+
+def missing_lines(found: Registry) -> list[str]:
+    """Extras of the plugins' distributions that are not installed whole, and how to install them.
+
+    An extra that gathers others is left out.
+    """
+    lines = []
+    for dist in found.versions:
+        extras = _extras(dist)
+        for extra, names in extras.items():
+            gathers = sum(set(names) > set(others) for others in extras.values()) > 1
+            missing = [] if gathers else [name for name in names if not _is_installed(name)]
+            if missing:
+                lines.append(f"  {', '.join(missing)}: pip install '{dist}[{extra}]'")
+    return ["", "not installed, and only what needs it is missed:", *lines] if lines else []
+
+
+def _extras(dist: str) -> dict[str, list[str]]:
+    """{extra: names of the distributions it installs}."""
+    try:
+        required = metadata.requires(dist) or []
+    except metadata.PackageNotFoundError:  # a plugin without a distribution of its own, as in a test
+        return {}
+    found: dict[str, list[str]] = {}
+    for name, extra in (match.groups() for line in required if (match := _EXTRA.match(line))):
+        if name != dist:
+            found.setdefault(extra, []).append(name)
+    return found
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def health_lines(cores: int) -> list[str]:
+    """Versions and resources of this machine, one a line. cores: those that this process may use."""
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     facts = {
         "python": f"{platform.python_version()} on {sys.platform} {platform.machine()}",
         "torch": torch.__version__,
@@ -75,7 +130,17 @@ def _state(found: Registry, spec: ComponentSpec, active: set[tuple[str, str]]) -
     reason = found.usable(spec.kind, spec.name)
     if reason is not None:
         return f"unusable: {reason}"
+    try:
+        found.load_target(spec.kind, spec.name)
+    except PluginError as error:
+        return f"broken: {error}"
+    except Exception as error:  # whatever somebody's module raises when it is imported
+        return f"broken: {type(error).__name__}: {' '.join(str(error).split())}"
     return "active" if (spec.kind, spec.name) in active else "usable"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _free_memory() -> str:

@@ -88,9 +88,9 @@ def test_run_plugins_prints_a_table_and_the_health_of_the_machine(framework, tmp
     result = framework("plugins", "sampler=greedy", "+policy=priority")
     assert result.returncode == 0, result.stderr
     lines = [line.split() for line in result.stdout.splitlines()]
-    assert ["stage", "greedy", "framework", "0.1.0", "active"] in lines
-    assert ["stage", "gumbel", "framework", "0.1.0", "usable"] in lines
-    assert ["policy", "priority", "framework", "0.1.0", "active"] in lines
+    assert ["stage", "greedy", "framework", "0.1.0", "1.0", "active"] in lines
+    assert ["stage", "gumbel", "framework", "0.1.0", "1.0", "usable"] in lines
+    assert ["policy", "priority", "framework", "0.1.0", "1.0", "active"] in lines
     names = [line[0] for line in lines[lines.index(["health:"]) + 1 :]]
     assert names == ["python", "torch", "threads", "free"]
     assert not list(tmp_path.iterdir())  # a single run writes no folder
