@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from framework.errors import CheckpointError
 
-_CONTROL, _USER_DEFINED = 3, 4
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -56,13 +56,13 @@ def build(keys: Mapping[str, Any]) -> Tokenizer:
         )
     rule = _rule(keys)
     tokens = _required(keys, "tokenizer.ggml.tokens")
-    merges = [tuple(merge.split(" ", 1)) for merge in _required(keys, "tokenizer.ggml.merges")]
+    merges = [_merge(text) for text in _required(keys, "tokenizer.ggml.merges")]
     tokenizer = Tokenizer(_bpe(tokens, merges, rule.whole_words))
     if rule.nfc:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _splitter(rule)
     tokenizer.decoder = decoders.ByteLevel()
-    _add_tokens(tokenizer, tokens, keys.get("tokenizer.ggml.token_type") or [])
+    _add_tokens(tokenizer, tokens, _types(keys, len(tokens)))
     _add_ends(tokenizer, keys, tokens)
     return tokenizer
 
@@ -73,7 +73,7 @@ def token_of(keys: Mapping[str, Any], role: str) -> str | None:
     tokens = keys.get("tokenizer.ggml.tokens", [])
     if token_id is None:
         return None
-    if not 0 <= token_id < len(tokens):
+    if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
         raise CheckpointError(
             f"tokenizer.ggml.{role}_token_id={token_id} is outside of the {len(tokens)} tokens. Convert it again."
         )
@@ -91,19 +91,39 @@ def _rule(keys: Mapping[str, Any]) -> _Rule:
 
 
 def _required(keys: Mapping[str, Any], key: str) -> list[str]:
-    if not isinstance(keys.get(key), list):
-        raise CheckpointError(f"the GGUF header has no {key}. Set model.tokenizer to a folder with a tokenizer.json.")
-    return keys[key]
+    found = keys.get(key)
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        what = "has no" if found is None else "holds something else than texts in"
+        raise CheckpointError(f"the GGUF header {what} {key}. Set model.tokenizer to a folder with a tokenizer.json.")
+    return found
 
 
-def _bpe(tokens: list[str], merges: list[tuple[str, ...]], whole_words: bool) -> models.BPE:
+def _merge(text: str) -> tuple[str, str]:
+    left, space, right = text.partition(" ")
+    if not space:
+        raise CheckpointError(f"tokenizer.ggml.merges holds {text!r}, which is no pair of tokens. Convert it again.")
+    return left, right
+
+
+def _types(keys: Mapping[str, Any], num_tokens: int) -> list[int]:
+    """A number a token; a header without them has ordinary tokens only."""
+    types = keys.get("tokenizer.ggml.token_type", [_NORMAL] * num_tokens)
+    if not isinstance(types, list) or len(types) != num_tokens:
+        raise CheckpointError(
+            f"tokenizer.ggml.token_type={types!r:.40} must hold a number for each of the {num_tokens} tokens. "
+            "Convert it again."
+        )
+    return types
+
+
+def _bpe(tokens: list[str], merges: list[tuple[str, str]], whole_words: bool) -> models.BPE:
     vocabulary = {token: i for i, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise CheckpointError(
             f"tokenizer.ggml.tokens: {len(tokens) - len(vocabulary)} stand there twice. Convert it again."
         )
     try:
-        return models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole_words)  # type: ignore[arg-type]
+        return models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole_words)
     except Exception as error:  # the Rust side raises plain Exception
         raise CheckpointError(f"tokenizer.ggml.merges does not fit the tokens ({error}). Convert it again.") from error
 
@@ -121,13 +141,11 @@ def _splitter(rule: _Rule) -> pre_tokenizers.PreTokenizer:
 def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
     """Tokens that are found in text before it is split: control tokens are special, user-defined ones ordinary."""
     control = [
-        AddedToken(t, special=True, normalized=False) for t, k in zip(tokens, types, strict=False) if k == _CONTROL
+        AddedToken(t, special=True, normalized=False) for t, k in zip(tokens, types, strict=True) if k == _CONTROL
     ]
     tokenizer.add_special_tokens(control)
     user = [
-        AddedToken(t, special=False, normalized=False)
-        for t, k in zip(tokens, types, strict=False)
-        if k == _USER_DEFINED
+        AddedToken(t, special=False, normalized=False) for t, k in zip(tokens, types, strict=True) if k == _USER_DEFINED
     ]
     tokenizer.add_tokens(user)
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
+from framework.errors import CheckpointError
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -339,7 +341,13 @@ class Checkpoint:
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        return tuple(self.config.get("architectures") or ())
+        """Names of model classes; CheckpointError when the config holds anything else there."""
+        names = self.config.get("architectures") or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise CheckpointError(
+                f"{self.location}: architectures={names!r} must be a list of names. Correct config.json."
+            )
+        return tuple(names)
 
 
 class WeightSource(Protocol):

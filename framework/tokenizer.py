@@ -66,7 +66,8 @@ class Tokenizer:
         roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
         found = {name: gguf_vocabulary.token_of(keys, role) for name, role in roles.items()}
         special = {name: token for name, token in found.items() if token is not None}
-        return cls(gguf_vocabulary.build(keys), special, keys.get("tokenizer.chat_template"))
+        template = _template_text("tokenizer.chat_template", keys.get("tokenizer.chat_template"))
+        return cls(gguf_vocabulary.build(keys), special, template)
 
     # ------------------------------------------------------------------------------------------------ text and ids
 
@@ -185,29 +186,31 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _text(token: Any) -> str | None:
+def _text(role: str, token: Any) -> str | None:
     """A token is written as its text, or as an object that holds it."""
-    return token.get("content") if isinstance(token, Mapping) else token
+    text = token.get("content") if isinstance(token, Mapping) else token
+    if not isinstance(text, str | None):
+        raise CheckpointError(f"tokenizer_config.json: {role} must be text, got {token!r}. Download it again.")
+    return text
 
 
 def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Texts by role: tokenizer_config.json stands over special_tokens_map.json."""
     merged = {**_read_json(folder / "special_tokens_map.json"), **config}
-    texts = {role: _text(merged.get(role)) for role in _ROLES}
+    texts = {role: _text(role, merged.get(role)) for role in _ROLES}
     return {role: text for role, text in texts.items() if text is not None}
 
 
 def _add_missing(backend: tokenizers.Tokenizer, special: Mapping[str, str], config: Mapping[str, Any]) -> None:
     """Adds tokens that only tokenizer_config.json names, or calls special; they must keep the ids it gives them."""
-    declared: Mapping[str, Any] = config.get("added_tokens_decoder") or {}
     present = backend.get_added_tokens_decoder()
-    for number, entry in sorted(declared.items(), key=lambda item: int(item[0])):
-        known = present.get(int(number))
+    for number, entry in _declared(config):
+        known = present.get(number)
         if known is not None and known.content == entry["content"] and known.special == bool(entry.get("special")):
             continue
         flags = {k: bool(entry[k]) for k in ("single_word", "lstrip", "rstrip", "normalized", "special") if k in entry}
         backend.add_tokens([tokenizers.AddedToken(entry["content"], **flags)])
-        if backend.token_to_id(entry["content"]) != int(number):
+        if backend.token_to_id(entry["content"]) != number:
             raise CheckpointError(
                 f"tokenizer_config.json gives '{entry['content']}' the id {number}, tokenizer.json "
                 f"{backend.token_to_id(entry['content'])}. Use the files of one checkpoint."
@@ -218,12 +221,39 @@ def _add_missing(backend: tokenizers.Tokenizer, special: Mapping[str, str], conf
     backend.add_special_tokens(in_vocabulary)
 
 
+def _declared(config: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
+    """(id, entry) of `added_tokens_decoder`, in order of the ids."""
+    declared = config.get("added_tokens_decoder") or {}
+    if not isinstance(declared, Mapping):
+        raise CheckpointError(
+            f"tokenizer_config.json: added_tokens_decoder must map ids to tokens, got {declared!r:.60}. "
+            "Download it again."
+        )
+    for number, entry in declared.items():
+        is_token = isinstance(entry, Mapping) and isinstance(entry.get("content"), str)
+        if not (number.isdecimal() and is_token):
+            raise CheckpointError(
+                f"tokenizer_config.json: added_tokens_decoder must map ids to objects with a content, got "
+                f"{number!r}: {entry!r:.60}. Download it again."
+            )
+    return sorted(((int(number), entry) for number, entry in declared.items()), key=lambda item: item[0])
+
+
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """chat_template.jinja, else the entry of tokenizer_config.json; of several named ones, `default`."""
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{file}: not readable as text ({error}). Download it again.") from error
     found = config.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
-    if isinstance(found, list):
-        return {entry["name"]: entry["template"] for entry in found}.get("default")
+    if isinstance(found, list) and all(isinstance(entry, Mapping) for entry in found):
+        found = {entry.get("name"): entry.get("template") for entry in found}.get("default")
+    return _template_text(f"{folder}: chat_template", found)
+
+
+def _template_text(name: str, found: Any) -> str | None:
+    if not isinstance(found, str | None):
+        raise CheckpointError(f"{name} must be text or a list of named texts, got {found!r:.60}. Download it again.")
     return found

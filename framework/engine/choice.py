@@ -95,7 +95,7 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
     opened = perf_counter()
     tokenizer = Tokenizer.of(checkpoint) if loaded is None else loaded.tokenizer
     seconds = {"open": opened - start, "tokenizer": perf_counter() - opened}
-    eos = eos_token_ids(checkpoint, tokenizer)
+    eos = eos_token_ids(checkpoint, tokenizer, _vocab_size(checkpoint))
     table = RequestTable(config.scheduler.max_num_seqs + 1, max_model_len, backend.device, backend.step_ops)
     pipeline = _pipeline(config, plugins, backend, table, _vocab_size(checkpoint), eos)
     limits = Limits(_vocab_size(checkpoint), max_model_len, frozenset(eos), policy.name, config.engine.seed)
@@ -134,7 +134,9 @@ def _connector(config: Config, plugins: Registry) -> Part | None:
 def _model(config: Config, checkpoint: Checkpoint, plugins: Registry) -> Part:
     """The model plugin that provides the checkpoint's architecture; one that is named must provide it as well."""
     if not checkpoint.architectures:
-        raise CheckpointError(f"{checkpoint.location}: config.json names no architectures, so no model can be chosen")
+        raise CheckpointError(
+            f"{checkpoint.location}: config.json names no architectures, so no model can be chosen. Add the model's"
+        )
     architecture = checkpoint.architectures[0]
     if config.model.name == "auto":
         spec = plugins.provider("model", architecture)
@@ -150,12 +152,17 @@ def _model(config: Config, checkpoint: Checkpoint, plugins: Registry) -> Part:
 
 def _max_model_len(config: Config, checkpoint: Checkpoint) -> int:
     limit, asked = checkpoint.config.get("max_position_embeddings"), config.engine.max_model_len
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 2):
+        raise CheckpointError(
+            f"{checkpoint.location}: max_position_embeddings must be a whole number of at least 2, got {limit!r}. "
+            "Correct config.json"
+        )
     if asked is None:
         if limit is None:
             raise ConfigError(
                 f"{checkpoint.location} states no max_position_embeddings; say engine.max_model_len=NUMBER"
             )
-        return int(limit)
+        return limit
     if limit is not None and asked > limit:
         raise ConfigError(
             f"engine.max_model_len={asked} is more than the {limit} positions that {checkpoint.location} was made for; "
@@ -167,7 +174,9 @@ def _max_model_len(config: Config, checkpoint: Checkpoint) -> int:
 def _vocab_size(checkpoint: Checkpoint) -> int:
     size = checkpoint.config.get("vocab_size")
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise CheckpointError(f"{checkpoint.location}: vocab_size must be a positive integer, got {size!r}")
+        raise CheckpointError(
+            f"{checkpoint.location}: vocab_size must be a positive integer, got {size!r}. Correct config.json"
+        )
     return size
 
 
@@ -193,6 +202,7 @@ def _check_memory(config: Config, backend: Backend, max_model_len: int, block_si
     """Refuses limits whose tables alone want more memory than there is."""
     row_bytes = 4 * (max_model_len + -(-max_model_len // block_size)) + _ROW_BYTES
     seqs, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
+    check_memory("engine.max_model_len", max_model_len, row_bytes // max_model_len, backend, max_model_len)
     check_memory("scheduler.max_num_seqs", seqs, row_bytes, backend, max_model_len)
     check_memory("scheduler.max_num_batched_tokens", tokens, _TOKEN_BYTES, backend, max_model_len)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from framework.errors import ConfigError, NotBuiltError, RequestError
+from framework.errors import CheckpointError, ConfigError, NotBuiltError, RequestError
 from framework.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -51,12 +51,23 @@ def check_defaults(admission: Admission, configured: Mapping[str, Any]) -> None:
         raise ConfigError(f"defaults of sampler.<param>: {e}") from None
 
 
-def eos_token_ids(checkpoint: Checkpoint, tokenizer: Any) -> tuple[int, ...]:
-    """Ids that end a request: of generation_config.json and config.json, else the tokenizer's."""
+def eos_token_ids(checkpoint: Checkpoint, tokenizer: Any, vocab_size: int) -> tuple[int, ...]:
+    """Ids that end a request: of generation_config.json and config.json, else the tokenizer's.
+
+    CheckpointError for what is no id; the log tells of one outside the vocabulary, which no model can give.
+    """
     found: list[int] = []
     for source in (checkpoint.generation_config, checkpoint.config):
         value = source.get("eos_token_id")
         found += value if isinstance(value, list) else [] if value is None else [value]
     if not found and tokenizer is not None and tokenizer.eos_token_id is not None:
         found = [tokenizer.eos_token_id]
-    return tuple(dict.fromkeys(found))
+    for i in found:
+        if isinstance(i, bool) or not isinstance(i, int) or i < 0:
+            raise CheckpointError(
+                f"{checkpoint.location}: eos_token_id must be a token id or a list of them, got {i!r}. "
+                "Correct config.json and generation_config.json"
+            )
+        if i >= vocab_size:
+            _log.warning("eos_token_id %d has no effect: it is outside the vocabulary 0..%d", i, vocab_size - 1)
+    return tuple(dict.fromkeys(i for i in found if i < vocab_size))

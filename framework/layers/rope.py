@@ -35,16 +35,14 @@ class RopeConfig:
     options: Mapping[str, Any]
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Option `key` as a number; CheckpointError when it is missing without a default, or not a number."""
+        """Option `key` as a number above 0; CheckpointError when it is missing without a default, or another value."""
         value = self.options.get(key)
         value = default if value is None else value
         if value is None:
             raise CheckpointError(
                 f"rope_type '{self.rope_type}' needs '{key}'. Add it to rope_parameters in config.json."
             )
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise CheckpointError(f"rope_parameters.{key} must be a finite number, got {value!r}.")
-        return float(value)
+        return _number_above(0, key, value)
 
     @property
     def original_max_positions(self) -> float:
@@ -53,7 +51,7 @@ class RopeConfig:
 
 def read_rope(config: Mapping[str, Any]) -> RopeConfig:
     """The RopeConfig of a config.json of either layout. Raises CheckpointError for what is not known, by name."""
-    scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    scaling = _parameters(config)
     nested = [key for key, value in scaling.items() if isinstance(value, Mapping)]
     if nested:
         raise CheckpointError(
@@ -61,12 +59,27 @@ def read_rope(config: Mapping[str, Any]) -> RopeConfig:
         )
     legacy = scaling.pop("type", None)
     rope_type = scaling.pop("rope_type", None) or legacy or "default"
-    theta = scaling.pop("rope_theta", None) or config.get("rope_theta") or DEFAULT_THETA
+    theta = next(t for t in (scaling.pop("rope_theta", None), config.get("rope_theta"), DEFAULT_THETA) if t is not None)
     _refuse_partial(scaling.pop("partial_rotary_factor", None), config.get("partial_rotary_factor"))
     if config.get(_ORIGINAL) is not None and rope_type in ("llama3", "yarn"):
         scaling[_ORIGINAL] = config[_ORIGINAL]
     _refuse_unknown(rope_type, scaling)
-    return RopeConfig(rope_type, float(theta), config.get("max_position_embeddings"), scaling)
+    return RopeConfig(rope_type, _number_above(1, "rope_theta", theta), config.get("max_position_embeddings"), scaling)
+
+
+def _parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    found = config.get(key)
+    if not isinstance(found, Mapping | None):
+        raise CheckpointError(f"config.json: {key} must be an object with rope_type and its numbers, got {found!r}.")
+    return dict(found or {})
+
+
+def _number_above(least: float, key: str, value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and least < value < math.inf):  # NaN is above of nothing
+        raise CheckpointError(f"rope_parameters.{key} must be a finite number above {least}, got {value!r}.")
+    return float(value)
 
 
 def _refuse_partial(*factors: float | None) -> None:
@@ -76,9 +89,9 @@ def _refuse_partial(*factors: float | None) -> None:
 
 
 def _refuse_unknown(rope_type: str, scaling: Mapping[str, Any]) -> None:
-    if rope_type not in _TYPES:
+    if not isinstance(rope_type, str) or rope_type not in _TYPES:
         known = ", ".join(sorted(_TYPES))
-        hint = did_you_mean(rope_type, _TYPES)
+        hint = did_you_mean(str(rope_type), _TYPES)
         raise CheckpointError(f"rope_type '{rope_type}' is not supported. Supported: {known}.{hint}")
     known_keys = _TYPES[rope_type].keys
     unknown = [key for key, value in scaling.items() if key not in known_keys and value is not None]
@@ -124,6 +137,8 @@ def _llama3(rope: RopeConfig, head_dim: int, length: int) -> tuple[Tensor, float
     (1 - s) f / factor + s f with s = (r - low) / (high - low). Source: Llama 3.1 (arXiv 2407.21783) and its config.
     """
     factor, low, high = rope.number("factor"), rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if low >= high:
+        raise CheckpointError(f"rope_parameters.low_freq_factor={low} must be below high_freq_factor={high}.")
     inv = base_frequencies(rope.theta, head_dim)
     turns = rope.original_max_positions / (2 * math.pi / inv)
     smooth = ((turns - low) / (high - low)).clamp(0.0, 1.0)
@@ -157,18 +172,20 @@ def _yarn_scale(rope: RopeConfig, factor: float) -> float:
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    mscale, all_dim = rope.options.get("mscale"), rope.options.get("mscale_all_dim")
-    return scale(mscale) / scale(all_dim) if mscale and all_dim else scale(1.0)
+    if rope.options.get("mscale") and rope.options.get("mscale_all_dim"):
+        return scale(rope.number("mscale")) / scale(rope.number("mscale_all_dim"))
+    return scale(1.0)
 
 
 def _factors(rope: RopeConfig, head_dim: int, length: int) -> tuple[Tensor, float]:
     """Frequencies divided by one factor each: how a GGUF file stores a scaling (`rope_freqs.weight`)."""
-    factors = torch.tensor(list(rope.options.get("factors") or ()), dtype=torch.float32)
-    if len(factors) != head_dim // 2:
+    found = rope.options.get("factors")
+    if not isinstance(found, list | tuple) or len(found) != head_dim // 2:
         raise CheckpointError(
-            f"rope factors: expected {head_dim // 2} numbers, got {len(factors)}. Convert the file again."
+            f"rope_parameters.factors must hold {head_dim // 2} numbers, got {found!r:.60}. Convert the file again."
         )
-    return base_frequencies(rope.theta, head_dim) / factors, 1.0
+    factors = [_number_above(0, f"factors[{place}]", value) for place, value in enumerate(found)]
+    return base_frequencies(rope.theta, head_dim) / torch.tensor(factors, dtype=torch.float32), 1.0
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def test_what_is_not_known_is_refused_by_name(rope, message):
 def test_a_missing_or_broken_number_is_named():
     with pytest.raises(CheckpointError, match="rope_type 'linear' needs 'factor'"):
         rotary({"rope_scaling": {"type": "linear"}})
-    with pytest.raises(CheckpointError, match=r"rope_parameters.factor must be a finite number, got 'two'"):
+    with pytest.raises(CheckpointError, match=r"rope_parameters.factor must be a finite number above 0, got 'two'"):
         rotary({"rope_scaling": {"type": "linear", "factor": "two"}})
 
 

@@ -106,9 +106,10 @@ def _config(header: GgufHeader) -> dict[str, Any]:
     for key, name in _SIZES.items():
         config[name] = _whole(header, f"{arch}.{key}", own.get(key))
     config["num_key_value_heads"] = _uniform(header, f"{arch}.attention.head_count_kv", own, config)
-    config["head_dim"] = own.get("attention.key_length", config["hidden_size"] // config["num_attention_heads"])
+    width = own.get("attention.key_length", config["hidden_size"] // config["num_attention_heads"])
+    config["head_dim"] = _whole(header, f"{arch}.attention.key_length", width)
     _refuse_widths(header, arch, own, config["head_dim"])
-    config["rms_norm_eps"] = _decimal(own.get("attention.layer_norm_rms_epsilon", 1e-6))
+    config["rms_norm_eps"] = _decimal(header, f"{arch}.attention.layer_norm_rms_epsilon", 1e-6)
     config["rope_parameters"] = _rope(header, arch, own)
     config["vocab_size"] = _embedding(header).shape[0]
     config["tie_word_embeddings"] = "output.weight" not in header.tensors
@@ -143,25 +144,28 @@ def _whole(header: GgufHeader, key: str, value: Any) -> int:
 
 def _uniform(header: GgufHeader, key: str, own: Mapping[str, Any], config: Mapping[str, Any]) -> int:
     value = own.get("attention.head_count_kv", config["num_attention_heads"])
-    if isinstance(value, list):
+    if isinstance(value, list) and value:
         if len(set(value)) != 1:
             raise CheckpointError(f"{header.path}: {key} differs from layer to layer, which is not built yet.")
         value = value[0]
     return _whole(header, key, value)
 
 
-def _decimal(value: float) -> float:
+def _decimal(header: GgufHeader, key: str, default: float) -> float:
     """The shortest decimal that is the same float32: 1e-05 for the 9.999999747e-06 that a file stores."""
+    value = header.fields.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise CheckpointError(f"{header.path}: header key {key} must be a number, got {value!r}. Convert it again.")
     return float(str(np.float32(value)))
 
 
 def _rope(header: GgufHeader, arch: str, own: Mapping[str, Any]) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": _decimal(own.get("rope.freq_base", 10000.0))}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": _decimal(header, f"{arch}.rope.freq_base", 10000.0)}
     scaling = own.get("rope.scaling.type", "none")
     if _FACTORS in header.tensors:
         rope |= {"rope_type": "factors", "factors": _factors(header)}
     elif scaling in ("linear", "yarn"):
-        rope |= {"rope_type": scaling, "factor": _decimal(own.get("rope.scaling.factor", 1.0))}
+        rope |= {"rope_type": scaling, "factor": _decimal(header, f"{arch}.rope.scaling.factor", 1.0)}
         original = own.get("rope.scaling.original_context_length")
         rope |= {"original_max_position_embeddings": original} if original else {}
     if scaling not in ("none", "linear", "yarn") or (_FACTORS in header.tensors and scaling != "none"):
@@ -192,9 +196,8 @@ def _token_ids(fields: Mapping[str, Any]) -> dict[str, Any]:
     if "tokenizer.ggml.bos_token_id" in fields:
         ids["bos_token_id"] = fields["tokenizer.ggml.bos_token_id"]
     ends = [fields[key] for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id") if key in fields]
-    ends = list(dict.fromkeys(ends))
     if ends:
-        ids["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+        ids["eos_token_id"] = ends[0] if len(set(map(repr, ends))) == 1 else ends
     return ids
 
 

@@ -89,7 +89,11 @@ class _Cursor:
         num_tensors, num_fields = self.scalar("<Q"), self.scalar("<Q")
         fields = self._table(num_fields, "key", self._field)
         tensors = self._table(num_tensors, "tensor", self._tensor)
-        start = self._align(fields.get("general.alignment", DEFAULT_ALIGNMENT))
+        alignment = self._alignment(fields.get("general.alignment", DEFAULT_ALIGNMENT))
+        for t in tensors.values():
+            if t.offset % alignment:
+                raise self.damaged(f"tensor '{t.name}' begins at {t.offset}, no multiple of {alignment},")
+        start = -(-self.at // alignment) * alignment
         placed = {t.name: TensorEntry(t.name, t.shape, t.kind, start + t.offset) for t in tensors.values()}
         return GgufHeader(self.path, fields, placed, len(self.data))
 
@@ -150,10 +154,11 @@ class _Cursor:
         shape = tuple(reversed([self.scalar("<Q") for _ in range(rank)]))
         return name, TensorEntry(name, shape, self.scalar("<I"), self.scalar("<Q"))
 
-    def _align(self, alignment: Any) -> int:
-        if not isinstance(alignment, int) or alignment < 1:
+    def _alignment(self, alignment: Any) -> int:
+        """The format asks for a multiple of 8."""
+        if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 8 or alignment % 8:
             raise self.damaged(f"general.alignment={alignment!r} is no alignment")
-        return -(-self.at // alignment) * alignment
+        return alignment
 
     def scalar(self, code: str) -> Any:
         (value,) = struct.unpack_from(code, self.data, self.at)

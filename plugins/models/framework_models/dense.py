@@ -80,7 +80,7 @@ def read_dense(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=_number(config, "rms_norm_eps", 1e-6),
+        rms_norm_eps=_epsilon(config, "rms_norm_eps", 1e-6),
         tied=_switch(config, "tie_word_embeddings"),
         attention_bias=_switch(config, "attention_bias"),
         mlp_bias=mlp_bias and _switch(config, "mlp_bias"),
@@ -95,8 +95,10 @@ def _refuse_what_is_not_built(config: Mapping[str, Any], window_key: bool) -> No
     if not window_key and config.get("sliding_window") is not None:
         window = config["sliding_window"]
         raise CheckpointError(f"config.json: sliding_window={window} is not built yet. Use a checkpoint without it.")
-    others = sorted(set(config.get("layer_types") or ()) - {"full_attention"})
-    if others:
+    layer_types = config.get("layer_types") or []
+    if not isinstance(layer_types, list):
+        raise CheckpointError(f"config.json: layer_types must be a list of words, got {layer_types!r}.")
+    if others := sorted({str(word) for word in layer_types} - {"full_attention"}):
         raise CheckpointError(f"config.json: layer_types {', '.join(others)} are not built yet, full_attention is.")
     activation = config.get("hidden_act", "silu")
     if activation not in _ACTIVATIONS:
@@ -115,10 +117,11 @@ def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> in
     return value
 
 
-def _number(config: Mapping[str, Any], key: str, default: float) -> float:
+def _epsilon(config: Mapping[str, Any], key: str, default: float) -> float:
     value = config.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise CheckpointError(f"config.json: {key} must be a number, got {value!r}.")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and 0 <= value < 1):  # NaN is inside of nothing
+        raise CheckpointError(f"config.json: {key} must be a number in [0, 1), got {value!r}.")
     return float(value)
 
 
