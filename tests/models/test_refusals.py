@@ -40,7 +40,7 @@ def weights(tied=False):
         ({"hidden_size": None}, "config.json has no 'hidden_size'"),
         ({"vocab_size": "many"}, "vocab_size must be a whole number of at least 1, got 'many'"),
         ({"attention_bias": "yes"}, "attention_bias must be true or false, got 'yes'"),
-        ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number, got 'small'"),
+        ({"rms_norm_eps": "small"}, r"rms_norm_eps must be a number in \[0, 1\), got 'small'"),
     ],
 )
 def test_llama_refuses_what_it_would_otherwise_ignore(edits, message, build_model):
