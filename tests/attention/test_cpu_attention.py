@@ -139,14 +139,21 @@ def test_a_lone_decode_reads_its_keys_where_they_lie(consecutive: bool, window: 
 
 
 @pytest.mark.parametrize(
-    "lengths",
-    ([3, 15, 16, 17, 31, 40], [3, 900, 16, 7, 1100, 40], [3, 37, 20]),
-    ids=("one_span", "cut", "each_alone"),
+    ("case", "lengths", "num_expected"),  # of 38 steps; made anew where a span has no room for a further key
+    (
+        ("whole_prompt", [3, 15, 16, 17, 31, 40], (37, 38)),
+        ("whole_prompt", [3, 900, 16, 7, 1100, 40], (34, 38)),
+        ("whole_prompt", [3, 37, 20], (32, 37)),
+        ("window", [3, 15, 16, 17, 31, 40], (0, 0)),
+    ),
+    ids=("one_span", "cut", "each_alone", "window"),
 )
 @pytest.mark.parametrize("invariant", (False, True), ids=("fast", "invariant"))
-def test_decodes_that_go_on_equal_a_plan_made_anew(lengths: list[int], invariant: bool) -> None:
+def test_decodes_that_go_on_equal_a_plan_made_anew(
+    case: str, lengths: list[int], num_expected: tuple[int, int], invariant: bool
+) -> None:
     steps, replaced_at = 40, 25
-    lasting, kv = make_attention(by_name["whole_prompt"], 16, torch.float32, 600, invariant=invariant)
+    lasting, kv = make_attention(by_name[case], 16, torch.float32, 600, invariant=invariant)
     generator = torch.Generator().manual_seed(1)
     kv.normal_(generator=generator)
     table = torch.zeros(len(lengths) + 1, 100, dtype=torch.int32)
@@ -159,12 +166,14 @@ def test_decodes_that_go_on_equal_a_plan_made_anew(lengths: list[int], invariant
             for column in range(-(-length // 16)):
                 if not table[row, column]:
                     table[row, column] = blocks.pop()
+                    if step not in (0, replaced_at):  # its block was somebody else's
+                        kv[:, :, table[row, column]] = torch.nan
         batch = decode_batch(lens, table, goes_on=step not in (0, replaced_at))
         q, k, v = (torch.randn(len(lens), heads, 16, generator=generator) for heads in (6, 2, 2))
         before = lasting._plans.get(0)
         plan = lasting.plan(batch, 0)
         num_followed += plan is before
-        fresh, memory = make_attention(by_name["whole_prompt"], 16, torch.float32, 600, invariant=invariant)
+        fresh, memory = make_attention(by_name[case], 16, torch.float32, 600, invariant=invariant)
         memory.copy_(kv)
         expected = fresh.plan(batch, 0).forward(0, q, k, v)
         out = plan.forward(0, q, k, v)
@@ -172,7 +181,21 @@ def test_decodes_that_go_on_equal_a_plan_made_anew(lengths: list[int], invariant
             assert torch.equal(out, expected)
         torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-5)
         lens = [n + 1 for n in lens]
-    assert num_followed >= steps * 0.6
+    assert num_followed == num_expected[invariant]
+
+
+def test_lone_decode_whose_layer_comes_late_reads_every_key() -> None:
+    attention, kv = make_attention(by_name["whole_prompt"], 16, torch.float32, 40)
+    generator = torch.Generator().manual_seed(1)
+    kv.normal_(generator=generator)
+    table = torch.arange(1, 37, dtype=torch.int32).view(9, 4)
+    attention.plan(decode_batch([20, 35], table), 0)
+    batch = decode_batch([21, 36], table, goes_on=True)
+    q, k, v = (torch.randn(2, heads, 16, generator=generator) for heads in (6, 2, 2))
+    out = attention.plan(batch, 0).forward(0, q, k, v)
+    fresh, memory = make_attention(by_name["whole_prompt"], 16, torch.float32, 40)
+    memory.copy_(kv)
+    torch.testing.assert_close(out, fresh.plan(batch, 0).forward(0, q, k, v), atol=1e-6, rtol=1e-5)
 
 
 def test_a_plan_goes_on_where_the_step_does_and_nowhere_else() -> None:

@@ -94,7 +94,7 @@ def test_a_step_writes_what_the_reference_writes(
     sampled = torch.from_numpy(np.random.default_rng(seed).integers(0, 2**31, num_logits))
     ours, reference = memory(step, sizes, seed), memory(step, sizes, seed)
     cpu = CpuStepOps()
-    cpu.prepare(*ours, num_rows, num_tokens, num_logits)
+    cpu.prepare(*ours, num_rows, num_tokens, num_logits, goes_on=False)
     step_ops.prepare(*reference, num_rows, num_tokens, num_logits)
     assert_equal(ours[0], reference[0])
     cpu.post_update(*ours, num_rows, num_logits, sampled)
@@ -146,7 +146,7 @@ def test_a_token_drawn_at_the_end_of_a_row_stays_inside_it() -> None:
     others = [r for r in range(ROWS) if r != row]
     before = table.token_ids.clone()
     cpu = CpuStepOps()
-    cpu.prepare(buffers, table, 1, 1, 1)
+    cpu.prepare(buffers, table, 1, 1, 1, goes_on=False)
     cpu.post_update(buffers, table, 1, 1, torch.tensor([5]))
     assert torch.equal(table.token_ids[others], before[others])
     assert table.num_computed_tokens.dev[row] == MAX_LEN and table.num_tokens.dev[row] == MAX_LEN + 1
@@ -157,9 +157,22 @@ def test_one_object_serves_the_memory_it_is_given() -> None:
     step = [(3, 2, True), (1, 7, False)]
     for seed in (1, 2, 1):
         ours, reference = memory(step, [4], seed), memory(step, [4], seed)
-        cpu.prepare(*ours, 2, 4, 1)
+        cpu.prepare(*ours, 2, 4, 1, goes_on=False)
         step_ops.prepare(*reference, 2, 4, 1)
         assert_equal(ours[0], reference[0])
+
+
+def test_decodes_of_two_engines_go_on_in_turn() -> None:
+    cpu, step = CpuStepOps(), [(1, 6, True), (1, 7, True)]
+    engines = [(memory(step, [4], seed), memory(step, [4], seed)) for seed in (1, 2)]
+    for number in range(6):
+        for ours, reference in engines:
+            cpu.prepare(*ours, 2, 2, 2, goes_on=number > 0)
+            step_ops.prepare(*reference, 2, 2, 2)
+            assert_equal(ours[0], reference[0])
+            for ops, held in ((cpu, ours), (step_ops, reference)):
+                ops.post_update(*held, 2, 2, torch.tensor([number, 5]))
+            assert_equal(ours[1], reference[1])
 
 
 @settings(max_examples=50, deadline=None)

@@ -162,9 +162,9 @@ class LoneDecode:
         query = q.view(self._shape)
         return scaled_dot_product_attention(query, keys, values, scale=bound.spec.scale).reshape(q.shape)
 
-    def lengthen(self) -> None:
-        """The request has one key more, in the block of its last one."""
-        self._length += 1
+    def lengthen(self, by: int) -> None:
+        """The request has more keys, in the block of its last one."""
+        self._length += by
         if self._rows is not None:
             self._cut()
 
@@ -189,16 +189,17 @@ class CpuPlan:
         self._fresh = _fresh_blocks(query_lens, seq_lens, tables, owner._ctx.block_size)
         self._order, self._inverse = _token_order(self._spans, len(self._slots))
         self._products: dict[tuple[int, int, int, int], SpanProduct | LoneDecode] = {}
-        self._course: SteadyDecodes | None = None
+        self._age = 0  # tokens by which the plan has moved on: the spans tell of its first step
+        self._steady: SteadyDecodes | None = None
         if len(self._slots) == len(rows) and self._limits.window is None:
-            self._course = SteadyDecodes(self._spans, seq_lens, owner._ctx.block_size)
+            self._steady = SteadyDecodes(self._spans, seq_lens, owner._ctx.block_size)
 
     def advance(self, batch: InputBatch, group: int) -> bool:
         """Moves the plan on to `batch`; False, and nothing has changed, when those decodes do not just go on."""
-        if self._course is None or not batch.goes_on:
+        if self._steady is None or not batch.goes_on:
             return False
         seq_lens = batch.seq_lens.numpy()[: len(batch.rows_np)]
-        entered = self._course.advance(batch.rows_np, seq_lens, batch.block_table[group].numpy())
+        entered = self._steady.advance(batch.rows_np, seq_lens, batch.block_table[group].numpy())
         if entered is None:
             return False
         self._slots = batch.slot_mapping[group]
@@ -209,7 +210,8 @@ class CpuPlan:
                     product.enter(new)
         for product in self._products.values():
             if isinstance(product, LoneDecode):
-                product.lengthen()
+                product.lengthen(1)
+        self._age += 1
         self._fresh = torch.from_numpy(np.concatenate([new.blocks for new in entered])) if entered else None
         return True
 
@@ -238,7 +240,9 @@ class CpuPlan:
 
     def _product(self, bound: BoundLayer, span: Span) -> SpanProduct | LoneDecode:
         if self._limits.max_alone and len(span.tokens) == 1:
-            return LoneDecode(bound, span, self._limits.window, self._scratch)
+            lone = LoneDecode(bound, span, self._limits.window, self._scratch)
+            lone.lengthen(self._age)
+            return lone
         return SpanProduct(bound, span, self._form, self._scratch)
 
     def _write(self, bound: BoundLayer, k: Tensor, v: Tensor) -> None:

@@ -35,7 +35,7 @@ class SteadyDecodes:
     def __init__(self, spans: Sequence[Span], seq_lens: Ints, block_size: int) -> None:
         self._block_size = block_size
         self._age = 0
-        self._room = min(span.blocks.shape[1] * block_size - span.num_keys for span in spans)
+        self._room = min([span.blocks.shape[1] * block_size - span.num_keys for span in spans], default=0)
         self._masks = [_Mask(span, seq_lens) for span in spans]
         # A request enters a block at the ages that leave this rest: its new key is the first of a block then.
         rests = (1 - seq_lens) % block_size

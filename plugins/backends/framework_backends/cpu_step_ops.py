@@ -40,10 +40,11 @@ class CpuStepOps:
         num_rows: int,
         num_tokens: int,
         num_logits: int,
-        goes_on: bool = False,
+        goes_on: bool,
     ) -> None:
-        memory = self._of(buffers, table)
-        if goes_on:
+        # another engine of this backend may have stepped between: what was kept of the last step is gone then
+        is_kept, memory = self._keeps(buffers, table), self._of(buffers, table)
+        if goes_on and is_kept:
             memory.go_on(num_rows)
         else:
             memory.prepare(num_rows, num_tokens, num_logits)
@@ -53,11 +54,14 @@ class CpuStepOps:
     ) -> None:
         self._of(buffers, table).commit(num_rows, num_logits, sampled.numpy())
 
-    def _of(self, buffers: StepBuffers, table: TableViews) -> StepMemory:
+    def _keeps(self, buffers: StepBuffers, table: TableViews) -> bool:
         memory = self._memory
-        if memory is None or memory.buffers is not buffers or memory.table is not table:
-            memory = self._memory = StepMemory(buffers, table)
-        return memory
+        return memory is not None and memory.buffers is buffers and memory.table is table
+
+    def _of(self, buffers: StepBuffers, table: TableViews) -> StepMemory:
+        if self._memory is None or not self._keeps(buffers, table):
+            self._memory = StepMemory(buffers, table)
+        return self._memory
 
 
 class StepMemory:
@@ -85,17 +89,17 @@ class StepMemory:
         ]
         self._lanes, num_lanes = b.lanes.numpy(), len(self._groups) + 1
         # Of a decode, which goes on: where its drawn token goes, and a group the offset of its own in its block.
-        self._course = np.zeros((num_lanes, len(self._rows)), np.int64)
+        self._decoding = np.zeros((num_lanes, len(self._rows)), np.int64)
         self._lengths = np.zeros((2, len(self._rows)), np.int32)
 
     def go_on(self, num_rows: int) -> None:
         """The next token of the rows that decoded last: everything is one further, and now and then in a new block."""
         self._lanes[:, :num_rows] += 1
-        self._course[:, :num_rows] += 1
+        self._decoding[:, :num_rows] += 1
         self._lengths[:, :num_rows] += 1
         self._input_ids[:num_rows] = self._drawn
         for group, (blocks, width, slots, size) in enumerate(self._groups):
-            offsets = self._course[1 + group, :num_rows]
+            offsets = self._decoding[1 + group, :num_rows]
             if size in offsets.tolist():  # of so few numbers a list is searched sooner than an array
                 new = (offsets == size).nonzero()[0]
                 offsets[new] = 0
@@ -124,7 +128,7 @@ class StepMemory:
             np.add((block - column) * size, positions, out=slots[:num_tokens])
         if num_tokens == num_rows == num_logits:
             self._draw_of_every_row(num_rows)
-            for offsets, (*_, size) in zip(self._course[1:], self._groups, strict=True):
+            for offsets, (*_, size) in zip(self._decoding[1:], self._groups, strict=True):
                 offsets[:num_rows] = positions % size
         else:
             self._find_logits(num_logits)
@@ -149,7 +153,7 @@ class StepMemory:
     def _mark_places(self, req_idx: NDArray[np.int64], position: NDArray[np.int64]) -> None:
         """Where the drawn tokens go. Nothing reads one drawn at max_len, see the reference: it stays inside its row."""
         n = len(position)
-        self._places, self._num_known = self._course[0, :n], self._lengths[1, :n]
+        self._places, self._num_known = self._decoding[0, :n], self._lengths[1, :n]
         np.add(req_idx * self._max_len, np.minimum(position, self._max_len - 1), out=self._places)
         self._num_known[:] = position + 1
 
