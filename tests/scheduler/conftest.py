@@ -230,7 +230,7 @@ class Shadow:
         self.memory = {}  # (group, slot) -> value, only of steps that came back
         self.host_memory = {}  # (group, host block) -> values
         self.value_of_key = {}
-        self.last = None  # the step issued last
+        self.last, self.last_rows = None, []  # the step issued last, and who ran in it
 
     def add(self, request):
         self.scheduler.add_request(request)
@@ -321,7 +321,8 @@ class Shadow:
             assert (scheduled.num_computed_tokens == last.num_computed_tokens + 1).all()
             assert not (scheduled.new or scheduled.finished or scheduled.preempted or scheduled.aborted)
             assert not scheduled.block_ops and scheduled.num_prompt_tokens == 0
-            assert {id(self.rows[row]) for row in scheduled.rows} == {id(self.rows[row]) for row in last.rows}
+            assert all(self.rows[number] is row for number, row in self.last_rows), "a row was overwritten"
+        self.last_rows = [(number, self.rows[number]) for number in scheduled.rows.tolist()]
 
     def _span(self, scheduled, i):
         number, start = int(scheduled.rows[i]), int(scheduled.num_computed_tokens[i])
@@ -350,10 +351,13 @@ class Shadow:
                 sampled[i], num_valid[i] = draw(row.values(end)[-1]) if not row.is_spoilt else VOCAB + 1, 1
                 row.tokens.append(int(sampled[i, 0]))
             if row.request.request_id in self.errors:
-                errors[i], num_valid[i] = self.errors[row.request.request_id], 0
+                errors[i] = self.errors[row.request.request_id]  # beside a token that means nothing
         output = StepOutput(sampled, num_valid, errors=errors, connector=transfers)
         news = self.scheduler.update(issued.scheduled, output)
         self.news += news
+        for number, row, _, _, end, _ in issued.spans:
+            if self.rows.get(number) is row and row.request.status is RequestStatus.RUNNING and not row.is_spoilt:
+                assert row.request.num_published_blocks == end // self.block_size, "computed blocks are not published"
         self.check()
         return news
 
