@@ -39,8 +39,6 @@ def make_request(name: str, prompt: Sequence[int], max_tokens: int = 4, *, arriv
 class HostMemory:
     """The part of `interfaces.Backend` that connectors use, for tensors of the host."""
 
-    device = torch.device("cpu")
-
     def gather_blocks(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int]) -> list[Tensor]:
         pairs = zip(kv, specs, strict=True)
         return [tensor.movedim(spec.shape.index(-1), 0)[list(blocks)].clone() for tensor, spec in pairs]
