@@ -36,8 +36,7 @@ def faulty(is_async, **faults):
 
 
 CASES = {"memory": memory(), "memory beside the steps": memory(async_loads=True)}
-HISTORIES = [check for check in CHECKS if "blocks_come" in check.__name__ or "threads" in check.__name__
-             or "failed_steps" in check.__name__]  # fmt: skip
+HISTORIES = [check for check in CHECKS if "threads" in check.__name__ or "failed_steps" in check.__name__]
 FAULTS = {
     "late": {"late_saves": 3},
     "failed": {"failed_loads": 0.5},
@@ -127,9 +126,7 @@ def test_suite_finds_what_is_broken(broken, check, message):
 
 
 def test_faulty_connector_needs_one_that_is_there():
-    with pytest.raises(
-        PluginError, match=r"kv_connector=memry: no installed .* Did you mean 'memory'"
-    ):
+    with pytest.raises(PluginError, match=r"kv_connector=memry: no installed .* Did you mean 'memory'"):
         FaultyConnector(FaultOptions("memry"), None)
 
 
