@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from framework.errors import ConfigError, NotBuiltError, did_you_mean
+from framework.errors import ConfigError, NotBuiltError, did_you_mean, shown
 from framework.request import SEED_MAX, SEED_MIN
 
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
@@ -26,7 +26,7 @@ def _check_types(path: str, config: Any) -> None:
         if not any(_is_a(value, kind) for kind in kinds):
             key = f"{path}.{name}" if path else name
             wanted = " or ".join("null" if kind is type(None) else _word(kind) for kind in kinds)
-            raise ConfigError(f"{key}={value!r} must be {wanted}, not {_word(type(value))}")
+            raise ConfigError(f"{key}={shown(value)} must be {wanted}, not {_word(type(value))}")
 
 
 def _is_a(value: Any, kind: Any) -> bool:

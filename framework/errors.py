@@ -53,3 +53,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` for the nearest known word, or an empty string when none is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def shown(value: object) -> str:
+    """`value` as a message shows it: its repr in one line, the middle left out where it is long."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # a number with more digits than Python writes, or somebody's __repr__
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= 160 else f"{text[:100]} ... {text[-40:]}"

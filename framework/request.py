@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from framework.errors import did_you_mean
+from framework.errors import did_you_mean, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +38,8 @@ class _NamesItsFields:
         known = [f.name for f in fields(cls)]  # type: ignore[arg-type]  # every subclass is a dataclass
         for word in kwargs:
             if word not in known:
-                raise TypeError(f"{cls.__name__} has no parameter '{word}'.{did_you_mean(word, known)}")
+                hint = did_you_mean(word, known) or f" Known: {', '.join(known)}"
+                raise TypeError(f"{cls.__name__} has no parameter {shown(word)}.{hint}")
         self = object.__new__(cls)
         object.__setattr__(self, "named", frozenset(kwargs))
         return self
@@ -60,7 +61,7 @@ def as_integer(label: str, value: Any) -> int:
     """`value` as an int, whoever's integer it is. TypeError that begins with `label` for bools and non-integers."""
     value = plain(value)
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
-        raise TypeError(f"{label} must be an integer, got {value!r}")
+        raise TypeError(f"{label} must be an integer, got {shown(value)}")
     return operator.index(value)
 
 
@@ -69,11 +70,11 @@ def _number(owner: str, name: str, value: Any, low: float, high: float, *, open_
     value = plain(value)
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not is_number:
-        raise TypeError(f"{owner}.{name} must be a number, got {value!r}")
+        raise TypeError(f"{owner}.{name} must be a number, got {shown(value)}")
     inside = (low < value if open_low else low <= value) and value <= high
     if not inside:  # NaN is inside of nothing
         left = "(" if open_low else "["
-        raise ValueError(f"{owner}.{name} must be in {left}{low:g}, {high:g}], got {value!r}")
+        raise ValueError(f"{owner}.{name} must be in {left}{low:g}, {high:g}], got {shown(value)}")
     return float(value)
 
 
@@ -81,13 +82,13 @@ def _integer(owner: str, name: str, value: Any, low: int, high: int | None = Non
     value = as_integer(f"{owner}.{name}", value)
     if value < low or (high is not None and value > high):
         limit = f"at least {low}" if high is None else f"in {low}..{high}"
-        raise ValueError(f"{owner}.{name} must be {limit}, got {value!r}")
+        raise ValueError(f"{owner}.{name} must be {limit}, got {shown(value)}")
     return value
 
 
 def _flag(owner: str, name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"{owner}.{name} must be True or False, got {value!r}")
+        raise TypeError(f"{owner}.{name} must be True or False, got {shown(value)}")
     return value
 
 
@@ -95,7 +96,7 @@ def _token_ids(owner: str, name: str, value: Any, *, if_empty: str | None = None
     """Ids in a tuple; `if_empty` is the way out of an empty list where that is refused."""
     value = plain(value)
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise TypeError(f"{owner}.{name} must be a list of token ids, got {value!r}")
+        raise TypeError(f"{owner}.{name} must be a list of token ids, got {shown(value)}")
     ids = tuple(_integer(owner, f"{name}[{place}]", i, 0) for place, i in enumerate(value))
     if not ids and if_empty is not None:
         raise ValueError(f"{owner}.{name} must not be empty; {if_empty}")
@@ -105,7 +106,7 @@ def _token_ids(owner: str, name: str, value: Any, *, if_empty: str | None = None
 def _words_of_ids(owner: str, name: str, value: Any) -> tuple[tuple[int, ...], ...]:
     value = plain(value)
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        raise TypeError(f"{owner}.{name} must be a list of lists of token ids, got {value!r}")
+        raise TypeError(f"{owner}.{name} must be a list of lists of token ids, got {shown(value)}")
     way_out = "leave that word out"
     return tuple(_token_ids(owner, f"{name}[{place}]", w, if_empty=way_out) for place, w in enumerate(value))
 
@@ -114,13 +115,14 @@ def _strings(owner: str, name: str, value: Any) -> tuple[str, ...]:
     """Tuple of non-empty strings from None, one string or a list of them."""
     if value is None:
         return ()
+    value = plain(value)
     items = (value,) if isinstance(value, str) else value
     if isinstance(items, Mapping) or not isinstance(items, Iterable):
-        raise TypeError(f"{owner}.{name} must be a string or a list of strings, got {value!r}")
+        raise TypeError(f"{owner}.{name} must be a string or a list of strings, got {shown(value)}")
     out = tuple(items)
     for item in out:
         if not isinstance(item, str):
-            raise TypeError(f"{owner}.{name} must hold strings only, got {item!r}")
+            raise TypeError(f"{owner}.{name} must hold strings only, got {shown(item)}")
         if not item:
             raise ValueError(f"{owner}.{name} must not hold an empty string")
     return out
@@ -280,7 +282,7 @@ class SamplingParams(_NamesItsFields):
         own = self.OWNER
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, Mapping):
-                raise TypeError(f"{own}.logit_bias must map token ids to numbers, got {self.logit_bias!r}")
+                raise TypeError(f"{own}.logit_bias must map token ids to numbers, got {shown(self.logit_bias)}")
             bias = self.logit_bias.items()
             checked = {
                 _integer(own, "logit_bias key", k, 0): _number(own, f"logit_bias[{k}]", v, -100, 100) for k, v in bias
@@ -288,27 +290,27 @@ class SamplingParams(_NamesItsFields):
             self._set("logit_bias", checked)
         if self.stages is not None:
             if not isinstance(self.stages, Mapping):
-                raise TypeError(f"{own}.stages must map stage names to True or False, got {self.stages!r}")
+                raise TypeError(f"{own}.stages must map stage names to True or False, got {shown(self.stages)}")
             self._set("stages", {str(k): _flag(own, f"stages[{k}]", v) for k, v in self.stages.items()})
         if self.extra_args is not None:
             if not isinstance(self.extra_args, Mapping) or not all(
                 isinstance(v, Mapping) for v in self.extra_args.values()
             ):
                 raise TypeError(
-                    f"{own}.extra_args must map stage names to dicts of parameters, got {self.extra_args!r}"
+                    f"{own}.extra_args must map stage names to dicts of parameters, got {shown(self.extra_args)}"
                 )
             self._set("extra_args", {str(k): dict(v) for k, v in self.extra_args.items()})
         if isinstance(self.structured_outputs, Mapping):
-            self._set("structured_outputs", StructuredOutputsParams(**self.structured_outputs))
+            given = {str(name): value for name, value in self.structured_outputs.items()}
+            self._set("structured_outputs", StructuredOutputsParams(**given))
         elif not isinstance(self.structured_outputs, StructuredOutputsParams | None):
-            raise TypeError(
-                f"{own}.structured_outputs must be a dict or StructuredOutputsParams, got {self.structured_outputs!r}"
-            )
+            what = shown(self.structured_outputs)
+            raise TypeError(f"{own}.structured_outputs must be a dict or StructuredOutputsParams, got {what}")
         try:
             self._set("output_kind", OutputKind(self.output_kind))
         except ValueError:
             kinds = ", ".join(k.value for k in OutputKind)
-            raise ValueError(f"{own}.output_kind must be one of {kinds}, got {self.output_kind!r}") from None
+            raise ValueError(f"{own}.output_kind must be one of {kinds}, got {shown(self.output_kind)}") from None
 
     def _check_together(self) -> None:
         own = self.OWNER

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from framework.errors import NotBuiltError, RequestError, did_you_mean
+from framework.errors import NotBuiltError, RequestError, did_you_mean, shown
 from framework.request import PoolingParams, Request, SamplingParams, as_integer, plain
 from framework.rng import MASK64, child_seed
 
@@ -84,6 +84,7 @@ class Admission:
         A `Prompt` is one whose text has been turned into ids already, as `chat` does without adding special tokens.
         """
         if isinstance(prompt, Prompt):
+            self._check_vocabulary(prompt.token_ids)
             return prompt
         prompt = plain(prompt)
         keys = self._keys(prompt) if isinstance(prompt, Mapping) else {}
@@ -97,7 +98,7 @@ class Admission:
             wanted = str if given[0] == "prompt" else Sequence
             if not isinstance(prompt, wanted) or (wanted is Sequence and isinstance(prompt, str)):
                 raise TypeError(
-                    f"{given[0]} must be {'a string' if wanted is str else 'a list of ids'}, got {prompt!r}"
+                    f"{given[0]} must be {'a string' if wanted is str else 'a list of ids'}, got {shown(prompt)}"
                 )
         text = prompt if isinstance(prompt, str) else None
         if text == "":  # whatever special tokens the tokenizer would add to it
@@ -110,7 +111,8 @@ class Admission:
     def _keys(self, prompt: Mapping[str, Any]) -> Mapping[str, Any]:
         for key in prompt:
             if key not in _PROMPT_KEYS:
-                raise RequestError(f"a prompt dict has no key '{key}'.{did_you_mean(str(key), _PROMPT_KEYS)}")
+                hint = did_you_mean(str(key), _PROMPT_KEYS) or f" Known: {', '.join(_PROMPT_KEYS)}"
+                raise RequestError(f"a prompt dict has no key {shown(key)}.{hint}")
         for key in ("prompt_embeds", "lora"):
             if prompt.get(key) is not None:
                 raise NotBuiltError(f"{key} is not built yet; leave it out of the prompt")
@@ -119,7 +121,17 @@ class Admission:
     def _encode(self, text: str) -> list[int]:
         if self.tokenizer is None:
             raise RequestError("the model has no tokenizer, so a text prompt cannot be read; pass prompt_token_ids")
-        return self.tokenizer.encode(text)
+        ids = self.tokenizer.encode(text)
+        self._check_vocabulary(ids)
+        return ids
+
+    def _check_vocabulary(self, ids: Sequence[int]) -> None:
+        """Refuses a text that another model's tokenizer has turned into ids."""
+        if ids and max(ids) >= self.limits.vocab_size:
+            raise RequestError(
+                f"the tokenizer gives id {max(ids)}, outside the model's vocabulary 0..{self.limits.vocab_size - 1}. "
+                "Use the model's own tokenizer: leave model.tokenizer out, or name another"
+            )
 
     def _check_ids(self, ids: Any) -> list[int]:
         if isinstance(ids, bytes) or not isinstance(ids, Sequence):
@@ -135,7 +147,7 @@ class Admission:
     @staticmethod
     def _salt(salt: Any) -> str | None:
         if salt is not None and (not isinstance(salt, str) or not salt):
-            raise RequestError(f"cache_salt must be a non-empty string, got {salt!r}")
+            raise RequestError(f"cache_salt must be a non-empty string, got {shown(salt)}")
         return salt
 
     def _priority(self, given: Any) -> int:
@@ -236,7 +248,7 @@ def chat_prompt(tokenizer: Tokenizer | None, messages: Any, **options: Any) -> P
     if tokenizer is None:
         raise RequestError("messages need a chat template, and the model has no tokenizer; use prompt_token_ids")
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
-        raise TypeError(f"messages must be a list of dicts with role and content, got {messages!r}")
+        raise TypeError(f"messages must be a list of dicts with role and content, got {shown(messages)}")
     if not messages:
         raise RequestError("the list of messages is empty; give at least one message")
     for index, message in enumerate(messages):
@@ -248,18 +260,18 @@ def chat_prompt(tokenizer: Tokenizer | None, messages: Any, **options: Any) -> P
 def _check_message(name: str, message: Any) -> None:
     """Role and content are texts; other keys are for the template to read."""
     if not isinstance(message, Mapping):
-        raise TypeError(f"{name} must be a dict with role and content, got {message!r}")
+        raise TypeError(f"{name} must be a dict with role and content, got {shown(message)}")
     for key in ("role", "content"):
         if key not in message:
             raise RequestError(f"{name} has no {key}; write {{'role': 'user', 'content': 'text'}}")
     role, content = message["role"], message["content"]
     if not isinstance(role, str):
-        raise TypeError(f"{name}: role must be a string, got {role!r}")
+        raise TypeError(f"{name}: role must be a string, got {shown(role)}")
     if content is None or isinstance(content, list | tuple):
         what = "content=None" if content is None else "content as a list of parts"
         raise NotBuiltError(f"{name}: {what} is not built yet; write the content as one string")
     if not isinstance(content, str):
-        raise TypeError(f"{name}: content must be a string, got {content!r}")
+        raise TypeError(f"{name}: content must be a string, got {shown(content)}")
 
 
 def _refuse_unbuilt(params: SamplingParams) -> None:
@@ -269,4 +281,4 @@ def _refuse_unbuilt(params: SamplingParams) -> None:
     }
     for name, asked in unbuilt.items():
         if asked:
-            raise NotBuiltError(f"SamplingParams.{name}={getattr(params, name)!r} is not built yet; leave it out")
+            raise NotBuiltError(f"SamplingParams.{name}={shown(getattr(params, name))} is not built yet; leave it out")

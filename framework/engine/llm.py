@@ -18,7 +18,7 @@ from framework.engine.choice import choose
 from framework.engine.interrupt import between_steps
 from framework.engine.progress import Progress
 from framework.engine.stream import OutputStream
-from framework.errors import NotBuiltError, RequestError
+from framework.errors import NotBuiltError, RequestError, shown
 from framework.request import OutputKind, PoolingParams, RequestOutput, SamplingParams, plain
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ def resolve_config(model: str | None, overrides: Sequence[str], config: Config |
         raise ValueError("pass config alone, or model and overrides; a config already says both")
     words = check_words(overrides)
     if not isinstance(config, Config | None):
-        raise TypeError(f"config must be a framework.config.Config, got {config!r}; words go into overrides")
+        raise TypeError(f"config must be a framework.config.Config, got {shown(config)}; words go into overrides")
     if config is None:
         config = compose(words)
     if model is not None:
@@ -282,7 +282,7 @@ def resolve_config(model: str | None, overrides: Sequence[str], config: Config |
 
 def check_words(overrides: Any) -> list[str]:
     if isinstance(overrides, str) or not isinstance(overrides, Iterable):
-        raise TypeError(f"overrides must be a list of words, got {overrides!r}")
+        raise TypeError(f"overrides must be a list of words, got {shown(overrides)}")
     return list(overrides)
 
 
@@ -297,7 +297,7 @@ def streaming_params(params: Any, defaults: SamplingParams) -> Any:
 
 def _path_word(model: Any) -> str:
     if not isinstance(model, str) and not hasattr(model, "__fspath__"):
-        raise TypeError(f"model must be a hub id or a path, got {model!r}")
+        raise TypeError(f"model must be a hub id or a path, got {shown(model)}")
     return str(model)
 
 
@@ -315,7 +315,9 @@ def _prompt_list(prompts: Any) -> list[Any]:
 def _chat_list(messages: Any) -> list[Any]:
     """A list of conversations; a list of messages is one."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
-        raise TypeError(f"messages must be a list of dicts with role and content, or a list of lists, got {messages!r}")
+        raise TypeError(
+            f"messages must be a list of dicts with role and content, or a list of lists, got {shown(messages)}"
+        )
     return [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
 
 
@@ -324,7 +326,7 @@ def _template_options(given: Any) -> Mapping[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise TypeError(f"chat_template_kwargs must map names to values, got {given!r}")
+        raise TypeError(f"chat_template_kwargs must map names to values, got {shown(given)}")
     for name in ("messages", "add_generation_prompt"):
         if name in given:
             raise RequestError(f"chat_template_kwargs must not hold '{name}': pass it as chat({name}=...)")
