@@ -15,8 +15,13 @@ usage: python -m framework [RUN [TARGET]] [GROUP=CHOICE ...] [KEY=VALUE ...] [fl
 
   python -m framework                                   generate from the default prompts with the default model
   python -m framework +sampler=greedy prompt='Hello'    a leading + or ++ is allowed and changes nothing
+  python -m framework chat                              talk with the model
+  python -m framework explain engine.seed=3             who set which value, what is chosen by itself and why
+  python -m framework bench bench.num_prompts=32        measure throughput; bench=latency and bench=startup as well
   python -m framework plugins                           what is installed, what is broken, what this machine has
 """
+WITH_OPTIONS = ("run", "bench")
+"""Groups whose choices have keys of their own that a user types."""
 FLAGS = """\
 flags:
   --help, -h                 this page
@@ -46,7 +51,15 @@ def _group(group: str, vocabulary: Vocabulary) -> str:
     for option, (dist, path) in sorted(vocabulary.options[group].items()):
         origin = "" if dist == OURS else f" [{dist}]"
         lines.append(f"  {option:<14} {first_comment(path)}{origin}".rstrip())
+        if group in WITH_OPTIONS:
+            lines += [f"      {group}.{line}" for line in _own_keys(path)]
     return "\n".join(lines) + "\n"
+
+
+def _own_keys(path: Path) -> list[str]:
+    """Keys of a choice's file with their defaults, its name left out."""
+    keys = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith(("#", " "))]
+    return [line for line in keys if not line.startswith(("name:", "defaults:"))]
 
 
 def first_comment(path: Path) -> str:

@@ -192,3 +192,9 @@ main(["plugins"])
     child.send_signal(number)
     _, error = child.communicate(timeout=20)
     assert (child.returncode, error) == (128 + number, "interrupted\n")
+
+
+def test_help_lists_the_options_of_runs_and_workloads(framework):
+    shown = framework("--help").stdout
+    assert "      run.rounds: 3" in shown and "      bench.rate: null" in shown
+    assert "      run.name" not in shown
