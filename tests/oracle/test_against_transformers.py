@@ -24,6 +24,7 @@ FACTORS: dict[str, list[Any]] = {
     "concurrent": [1, 3, 7, 16],
     "pool": ["roomy", "tight"],
     "cache": ["off", "cold", "warm"],
+    "steps": ["sync", "async"],
 }
 PAIRS = pairwise(FACTORS)
 WHOLE = [dict(zip(FACTORS, values, strict=True)) for values in product(*FACTORS.values())]
@@ -48,6 +49,7 @@ def make_llm(folder: Path, case: dict[str, Any], *words: str) -> LLM:
             f"kv_cache.block_size={case['block_size']}",
             f"kv_cache.num_blocks={pool}",
             f"kv_cache.prefix_caching={str(case['cache'] != 'off').lower()}",
+            f"engine.async_scheduling={str(case['steps'] == 'async').lower()}",
             *words,
         ],
     )
@@ -109,7 +111,7 @@ def test_the_covering_array_is_small_and_covers_every_pair() -> None:
 
 
 def test_tight_pools_of_the_array_do_preempt(folders: dict[str, Path], oracle: Any) -> None:
-    case = {"chunk": 64, "block_size": 8, "concurrent": 16, "pool": "tight", "cache": "off"}
+    case = {"chunk": 64, "block_size": 8, "concurrent": 16, "pool": "tight", "cache": "off", "steps": "async"}
     with make_llm(folders["llama"], case) as llm:
         generate(llm, case, oracle("llama"), SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS))
         assert llm.engine.stats()["num_preemptions"] > 0
@@ -128,7 +130,7 @@ def sampled(folder: Path, case: dict[str, Any], wanted: list[Case], dtype: str) 
         return [o.outputs[0].token_ids for o in generate(llm, case, wanted, params)]
 
 
-BASE = {"chunk": 4096, "block_size": 16, "concurrent": 1, "pool": "roomy", "cache": "off"}
+BASE = {"chunk": 4096, "block_size": 16, "concurrent": 1, "pool": "roomy", "cache": "off", "steps": "sync"}
 
 
 @pytest.fixture(scope="session")

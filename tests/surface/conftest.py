@@ -55,15 +55,21 @@ def folders(tmp_path_factory):
     return paths
 
 
+@pytest.fixture(scope="module", params=["sync", "async"])
+def steps(request):
+    """Each sentence holds a step at a time and with steps in flight."""
+    return f"engine.async_scheduling={str(request.param == 'async').lower()}"
+
+
 @pytest.fixture(scope="module")
-def chain(folders):
-    with LLM(folders["chain"], overrides=SMALL) as llm:
+def chain(folders, steps):
+    with LLM(folders["chain"], overrides=[*SMALL, steps]) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
-def mixed(folders):
-    with LLM(folders["mixed"], overrides=SMALL) as llm:
+def mixed(folders, steps):
+    with LLM(folders["mixed"], overrides=[*SMALL, steps]) as llm:
         yield llm
 
 
