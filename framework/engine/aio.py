@@ -1,4 +1,4 @@
-"""The async API: one engine, driven by a thread of its own, and an async generator for each request.
+"""The async API: one engine, driven by a thread of its own, and an async iterator for each request.
 
 Knows event loops and threads, and nothing of what an engine does. Everything the engine is asked for is a task of that
 thread, steps included: they are taken in order, and no loop of ours has to be ended.
@@ -7,6 +7,7 @@ thread, steps included: they are taken in order, and no loop of ours has to be e
 from __future__ import annotations
 
 import asyncio
+import sys
 import weakref
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -36,11 +37,57 @@ class _Listener:
     queue: asyncio.Queue[_Event] = field(default_factory=asyncio.Queue)
 
 
+class AsyncStream(AsyncIterator[RequestOutput]):
+    """Outputs of one request, which begins with the first `__anext__`.
+
+    An object with an end of life, and not an async generator: what is broken off is aborted at once, and not when the
+    event loop comes to it.
+    """
+
+    def __init__(self, llm: AsyncLLM, prompt: Any, params: SamplingParams | None, request_id: str) -> None:
+        self._llm, self._request = llm, (request_id, prompt, params)
+        self._listener: _Listener | None = None
+        self._is_done = False
+
+    async def __anext__(self) -> RequestOutput:
+        if self._is_done:
+            raise StopAsyncIteration
+        try:
+            event = await self._next()
+        except BaseException:
+            self._leave()
+            raise
+        self._is_done = event.finished
+        return event
+
+    async def _next(self) -> RequestOutput:
+        if self._listener is None:
+            self._listener = _Listener(asyncio.get_running_loop())
+            await self._llm._ask(self._llm._add, *self._request, self._listener)
+        event = await self._listener.queue.get()
+        if isinstance(event, BaseException):
+            raise RuntimeError(f"request {self._request[0]} ended with the step that it ran in: {event}") from event
+        return event
+
+    async def aclose(self) -> None:
+        """Aborts what still runs; the stream is at its end afterwards. May be called again."""
+        self._leave()
+
+    def _leave(self) -> None:
+        if not self._is_done and self._listener is not None:
+            self._llm._post(self._llm._leave, self._request[0], self._listener)
+        self._is_done = True
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():  # the engine's thread has ended by then
+            self._leave()
+
+
 class AsyncLLM:
     """An engine for asyncio. Arguments and errors are those of `LLM`; usable with `with` and `async with`.
 
-    Any number of generators run at a time, in one event loop or in several. A step that fails ends the generators of
-    the requests that ran in it with a RuntimeError whose cause is the step's; those that wait for their turn go on.
+    Any number of streams run at a time, in one event loop or in several. A step that fails ends the streams of the
+    requests that ran in it with a RuntimeError whose cause is the step's; those that wait for their turn go on.
     """
 
     def __init__(
@@ -55,9 +102,7 @@ class AsyncLLM:
         self._engine = self._thread.submit(build_engine, config).result()
         weakref.finalize(self, self._thread.stop)  # before the threads of the engine, which steps need, end themselves
 
-    async def generate(
-        self, prompt: Any, params: SamplingParams | None = None, request_id: str | None = None
-    ) -> AsyncIterator[RequestOutput]:
+    def generate(self, prompt: Any, params: SamplingParams | None = None, request_id: str | None = None) -> AsyncStream:
         """Outputs of one request as they are made: of the kind that `params` names, else cumulative.
 
         prompt      one prompt in any of its forms: str, list of ids, dict
@@ -65,23 +110,10 @@ class AsyncLLM:
         request_id  None = one that is free
         Breaking off or cancelling aborts the request. What `LLM.generate` would raise is raised at the first output.
         """
-        name = self._new_id() if request_id is None else request_id
-        listener = _Listener(asyncio.get_running_loop())
-        finished = False
-        try:
-            await self._ask(self._add, name, prompt, params, listener)
-            while not finished:
-                event = await listener.queue.get()
-                if isinstance(event, BaseException):
-                    raise RuntimeError(f"request {name} ended with the step that it ran in: {event}") from event
-                finished = event.finished
-                yield event
-        finally:
-            if not finished:
-                self._post(self._leave, name, listener)
+        return AsyncStream(self, prompt, params, self._new_id() if request_id is None else request_id)
 
     async def abort(self, request_id: str) -> None:
-        """Ends a request; its generator gives a last output with finish_reason `abort`. Unknown ids do nothing."""
+        """Ends a request; its stream gives a last output with finish_reason `abort`. Unknown ids do nothing."""
         await self._ask(self._abort, request_id)
 
     async def stats(self) -> dict[str, Any]:
@@ -89,7 +121,7 @@ class AsyncLLM:
         return await self._ask(lambda: self._engine.stats())
 
     def close(self) -> None:
-        """Aborts what runs, which ends its generators, and frees the model. May be called again."""
+        """Aborts what runs, which ends its streams, and frees the model. May be called again."""
         if not self._is_closed:
             self._is_closed = True
             self._thread.submit(self._close).result()

@@ -23,7 +23,7 @@ class TaskThread:
     def __init__(self, name: str) -> None:
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         thread = threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a task may be given by an object's end of life, in the middle of `submit`
         self._end = weakref.finalize(self, _stop, self._tasks, thread)  # at the interpreter's exit as well
         thread.start()
 

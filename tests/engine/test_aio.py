@@ -1,7 +1,6 @@
 """AsyncLLM: many generators at a time in event loops, and nothing that hangs or stays however they end."""
 
 import asyncio
-import gc
 import subprocess
 import sys
 import threading
@@ -110,8 +109,6 @@ def test_cancelled_task_and_closed_generator_abort_their_requests_alone(llm):
         with pytest.raises(asyncio.CancelledError):
             await task
         assert (await other).token_ids == counted(9, 50)
-        gc.collect()  # the generator that was broken off
-        await asyncio.sleep(0)
         await assert_drained(llm)
 
     run(main())
