@@ -352,6 +352,7 @@ class Request:
     first_scheduled_time  moment of its first admission to a step, `time.perf_counter` seconds
     block_ids            physical blocks, one list a KV group
     block_hashes         chained keys of its full blocks, computed once
+    arrival_index        place in the order of arrival, all different: siblings follow the first one by fractions
     num_cached_tokens    prompt tokens taken from the prefix cache at first admission
     lease                number of its stay in the block pool, unique in the engine: a KV connector reports by it
     max_total_tokens     prompt plus outputs at which it ends with `length`
@@ -367,7 +368,7 @@ class Request:
     seed: int
     max_total_tokens: int
     arrival_time: float = 0.0
-    arrival_index: int = 0
+    arrival_index: float = 0
     priority: int = 0
     eos_token_ids: frozenset[int] = frozenset()
     stop_token_ids: frozenset[int] = frozenset()

@@ -178,7 +178,6 @@ class Admission:
 
     def check(self, params: SamplingParams) -> None:
         """Raises for what cannot be served here."""
-        _refuse_unbuilt(params)
         vocab = self.limits.vocab_size
         for i in params.stop_token_ids:
             if i >= vocab:
@@ -272,13 +271,3 @@ def _check_message(name: str, message: Any) -> None:
         raise NotBuiltError(f"{name}: {what} is not built yet; write the content as one string")
     if not isinstance(content, str):
         raise TypeError(f"{name}: content must be a string, got {shown(content)}")
-
-
-def _refuse_unbuilt(params: SamplingParams) -> None:
-    """What the engine itself does not do yet; what concerns the sampler is refused by the pipeline."""
-    unbuilt = {
-        "n": params.n > 1,
-    }
-    for name, asked in unbuilt.items():
-        if asked:
-            raise NotBuiltError(f"SamplingParams.{name}={shown(getattr(params, name))} is not built yet; leave it out")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
@@ -92,9 +92,11 @@ class EngineCore:
         """Raises what `add_request` would raise of the scheduler, and changes nothing."""
         self.scheduler.check_request(request)
 
-    def add_request(self, request: Request) -> None:
-        self.scheduler.add_request(request)
-        self.events.emit("on_request_added", request)
+    def add_requests(self, siblings: Sequence[Request]) -> None:
+        """Queues what stands behind one request of a caller, of which observers see the first."""
+        for request in siblings:
+            self.scheduler.add_request(request)
+        self.events.emit("on_request_added", siblings[0])
 
     def abort(self, request_id: str) -> Request | None:
         return self.scheduler.abort(request_id)

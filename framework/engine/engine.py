@@ -15,7 +15,7 @@ from framework.engine.blame import culprit
 from framework.engine.output import OutputState
 from framework.engine.output_thread import Made, OutputsInPlace, OutputThread
 from framework.errors import FrameworkError, PluginError, RequestError, StageError
-from framework.request import NewTokens, OutputKind, Request, RequestOutput, RequestStatus, SamplingParams
+from framework.request import NewTokens, OutputKind, Request, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from framework.batch import StepOutput
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("framework")
-_IN_LINE = (RequestStatus.WAITING, RequestStatus.PREEMPTED, RequestStatus.LOADING)
 
 
 class Engine:
@@ -93,14 +92,15 @@ class Engine:
     def _start(self, request: Request) -> None:
         """Queues a checked request; only one that is queued takes a place in the order of arrival."""
         request_id = request.request_id
-        self._states[request_id] = OutputState(request, self.tokenizer, time.perf_counter())
+        state = self._states[request_id] = OutputState(request, self.tokenizer, time.perf_counter())
         if request.params.output_kind is not OutputKind.FINAL:
             self._streaming.add(request_id)
         try:
-            self.core.add_request(request)
+            self.core.add_requests(state.requests)
         except BaseException:
             self._forget(request_id)
-            self.core.abort(request_id)  # an observer was interrupted: the scheduler has it already
+            for one in state.requests:  # an observer was interrupted: the scheduler has them already
+                self.core.abort(one.request_id)
             raise
         self.admission.count_arrival()
 
@@ -133,7 +133,7 @@ class Engine:
         self._put_back += outputs
 
     def _tell(self, new_tokens: Sequence[NewTokens], step: StepOutput | None) -> None:
-        told = [(self._states[new.request.request_id], new) for new in new_tokens]
+        told = [(self._states[new.request.parent_id], new) for new in new_tokens]
         self._outputs.tell(told, step, time.perf_counter())
 
     def _due(self) -> list[Made]:
@@ -146,16 +146,12 @@ class Engine:
     def _settle(self, made: Sequence[Made]) -> list[RequestOutput]:
         """The outputs, once the requests that ended with them are known to have ended everywhere."""
         for one in made:
-            if one.output.finished:
-                self._end(one)
-        return [one.output for one in made]
-
-    def _end(self, last: Made) -> None:
-        request = last.state.request
-        if last.state.must_stop:
-            self.core.stop(request.request_id, str(last.output.outputs[0].stop_reason))
-        self._forget(request.request_id)
-        self.core.events.emit("on_request_finished", request, last.output)
+            for request_id, stop_string in one.stopped:
+                self.core.stop(request_id, stop_string)
+            if one.output is not None and one.output.finished:
+                self._forget(one.output.request_id)
+                self.core.events.emit("on_request_finished", one.state.request, one.output)
+        return [one.output for one in made if one.output is not None]
 
     def _forget(self, request_id: str) -> None:
         del self._states[request_id]
@@ -168,7 +164,7 @@ class Engine:
         """
         try:
             self._put_back += self._settle(self._outputs.wait())
-            running = [s.request for s in self._states.values() if s.request.status not in _IN_LINE]
+            running = [s.request for s in self._states.values() if s.is_running]
             concerned = [r for r in running if isinstance(cause, StageError) and self._concerns(cause, r)]
             for request in concerned:
                 ended = self._abort(request.request_id, "error", str(cause))
@@ -191,7 +187,7 @@ class Engine:
 
     def _concerns(self, error: StageError, request: Request) -> bool:
         if error.request_id is not None:
-            return error.request_id == request.request_id
+            return error.request_id in [one.request_id for one in self._states[request.request_id].requests]
         return self.admission.uses_stage(error.stage, request.params)
 
     def _name_culprit(self, error: BaseException) -> None:
@@ -219,16 +215,17 @@ class Engine:
         return output
 
     def _abort(self, request_id: str, reason: str = "abort", error: str | None = None) -> RequestOutput | None:
-        state, request = self._states[request_id], self.core.abort(request_id)
+        requests = self._states[request_id].requests
+        ended = [one for one in requests if self.core.abort(one.request_id) is not None]
         self._put_back += self._settle(self._outputs.wait())
         if request_id not in self._states:
             return None
-        if request is None:  # it ended in a step that failed afterwards
+        if not ended:  # it ended in a step that failed afterwards
             self._forget(request_id)
             return None
-        self._tell([NewTokens(request, [], finish_reason=reason, error=error)], None)
+        self._tell([NewTokens(one, [], finish_reason=reason, error=error) for one in requests], None)
         outputs = self._settle(self._outputs.wait())
-        assert len(outputs) == 1 and request_id not in self._states, f"{outputs} for the abort of {state.request}"
+        assert len(outputs) == 1 and request_id not in self._states, f"{outputs} for the abort of {requests[0]}"
         return outputs[0]
 
     def is_running(self, request_id: str) -> bool:

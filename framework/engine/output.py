@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from framework.engine.completion import Completion
+from framework.engine.siblings import siblings_of
 from framework.engine.stats import RequestTimer
-from framework.request import NewTokens, OutputKind, Request, RequestOutput, TokenLogprobs
+from framework.request import NewTokens, OutputKind, Request, RequestOutput, RequestStatus, TokenLogprobs
 
 if TYPE_CHECKING:
     from framework.batch import LogprobsColumns, StepOutput
@@ -20,16 +21,20 @@ if TYPE_CHECKING:
 class OutputState:
     """Completions and times of one request so far.
 
-    Kinds of output: `final` gives one, at the end; `cumulative` one for each `add`, with everything so far; `delta` one
-    for each `add`, with what is new since the one before: its texts, token ids and logprobs concatenate to the final
-    ones. The last output of every kind is `finished` and bears the reasons.
+    Kinds of output: `final` gives one, at the end; `cumulative` one for each step, with everything so far; `delta` one
+    for each step, with what is new since the one before: its texts, token ids and logprobs concatenate to the final
+    ones. Every output holds all n completions. The last one of every kind is `finished`.
+
+    requests  those that the scheduler runs for it, one a completion
     """
 
     def __init__(self, request: Request, tokenizer: Tokenizer | None, now: float) -> None:
-        self.request = request
+        self.request, self.requests = request, siblings_of(request)
         self._timer = RequestTimer(request.arrival_time, now)
         self._is_final = request.params.output_kind is OutputKind.FINAL
-        self._completion = Completion(0, request.params, tokenizer)
+        self._completions = [Completion(r.sample_index, r.params, tokenizer) for r in self.requests]
+        self._has_news = False  # since the last output
+        self._stopped: list[tuple[str, str]] = []
         self._error: str | None = None
         self._decode = None if tokenizer is None else tokenizer.decode_token
         self._prompt_logprobs: TokenLogprobs | None = None
@@ -42,34 +47,51 @@ class OutputState:
             ids = self.request.prompt_token_ids
             self._prompt_logprobs = TokenLogprobs.of_prompt(ids, columns, k, self._decode)
 
-    def add(self, new: NewTokens, step: StepOutput | None, now: float) -> RequestOutput | None:
-        """Takes what a step gave; an output when the request is finished or streams.
+    def add(self, new: NewTokens, step: StepOutput | None, now: float, more: bool = False) -> RequestOutput | None:
+        """Takes what a step gave to one of the requests; an output when all have finished, or with every step.
 
-        When a stop string ends the request here, its output is finished and `must_stop` says that the scheduler has to
-        be told. What later steps, in flight by then, still give is left out: None.
+        more  the same step has given something to another one as well: the output comes with that
+        What later steps, in flight by then, still give to a request that a stop string has ended here is left out.
         """
-        if self.is_finished:
+        completion = self._completions[new.request.sample_index]
+        if completion.finish_reason is None:
+            self._take(completion, new, step, now)
+        if more or not self._has_news or (self._is_final and not self.is_finished):
             return None
-        num_taken = self._completion.add(new, None if step is None else step.logprobs)
-        self._error = new.error
+        self._has_news = False
+        return self._output()
+
+    def _take(self, completion: Completion, new: NewTokens, step: StepOutput | None, now: float) -> None:
+        self._has_news = True
+        num_taken = completion.add(new, None if step is None else step.logprobs)
+        self._error = self._error or new.error
+        if completion.by_stop_string:
+            self._stopped.append((new.request.request_id, str(completion.stop_reason)))
         if new.prompt_logprobs is not None:
             self._add_prompt_logprobs(new.prompt_logprobs)
         if num_taken:
             self._timer.tokens(now, num_taken, self.request.first_scheduled_time)
         if self.is_finished:
             self._timer.finish(now)
-        elif self._is_final:
-            return None
-        return self._output()
 
     @property
     def is_finished(self) -> bool:
-        return self._completion.finish_reason is not None
+        return all(completion.finish_reason is not None for completion in self._completions)
 
     @property
-    def must_stop(self) -> bool:
-        """Whether the request has ended by a stop string, so that the scheduler runs it still."""
-        return self._completion.by_stop_string
+    def is_running(self) -> bool:
+        """Whether a request of it runs, or has ended in a step of which nothing was told."""
+        told = [completion.finish_reason is not None for completion in self._completions]
+        running, finished = RequestStatus.RUNNING, RequestStatus.FINISHED
+        return any(
+            r.status is running or (r.status is finished and not t) for r, t in zip(self.requests, told, strict=True)
+        )
+
+    def take_stopped(self) -> list[tuple[str, str]]:
+        """(request id, stop string) of requests that have ended here since the last call: the scheduler runs them
+        until it is told."""
+        stopped, self._stopped = self._stopped, []
+        return stopped
 
     def _output(self) -> RequestOutput:
         r = self.request
@@ -78,7 +100,7 @@ class OutputState:
             prompt=r.prompt,
             prompt_token_ids=r.prompt_token_ids,
             prompt_logprobs=self._prompt_logprobs,
-            outputs=[self._completion.output()],
+            outputs=[completion.output() for completion in self._completions],
             finished=self.is_finished,
             num_cached_tokens=max(r.num_cached_tokens, 0),
             metrics=self._timer.metrics if self.is_finished else self._timer.snapshot(),

@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Made:
-    """An output, and the request it is of."""
+    """What came of a request: its output, if one is due, and what the scheduler has to end because of a stop string.
+
+    stopped  (request id, stop string)
+    """
 
     state: OutputState
-    output: RequestOutput
+    output: RequestOutput | None
+    stopped: list[tuple[str, str]]
 
 
 Told = Sequence[tuple["OutputState", "NewTokens"]]
@@ -82,5 +86,11 @@ class OutputThread:
 
 
 def _make(told: Told, step: StepOutput | None, now: float) -> list[Made]:
-    pairs = [(state, state.add(new, step, now)) for state, new in told]
-    return [Made(state, output) for state, output in pairs if output is not None]
+    last = {state: place for place, (state, _) in enumerate(told)}  # of several completions of a request
+    made = []
+    for place, (state, new) in enumerate(told):
+        output = state.add(new, step, now, place < last[state])
+        stopped = state.take_stopped()
+        if output is not None or stopped:
+            made.append(Made(state, output, stopped))
+    return made

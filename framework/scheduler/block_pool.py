@@ -86,12 +86,17 @@ class BlockPool:
         return blocks
 
     def acquire(self, blocks: Iterable[int]) -> None:
-        """One more holder for published blocks, as `find` returned them."""
+        """One more holder for whole blocks: published ones, as `find` returned them, or committed ones of a request."""
         for block in blocks:
-            assert self._states[block] == _PUBLISHED, f"block {block} shared in state {self.state(block).name}"
+            assert self._states[block] >= _COMMITTED, f"block {block} shared in state {self.state(block).name}"
             if not self._ref_counts[block]:
                 del self._reusable[block]
             self._ref_counts[block] += 1
+
+    def hold(self, block: int) -> None:
+        """One more holder for a block of a request, who reads it and writes nothing into it."""
+        assert self._ref_counts[block] > 0, f"block {block} is nobody's, and is to be read"
+        self._ref_counts[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
         """One holder less for a request's blocks, given in the order of its tokens.

@@ -26,6 +26,7 @@ class StepRecord:
                  another one, and the step's tokens are not its own any more
     course       what made the step, None when it was decided anew
     filling      requests that fill a block with it; known of a step of a course only
+    sources      blocks that it copies: held until it comes back
     """
 
     scheduled: SchedulerOutput
@@ -33,6 +34,7 @@ class StepRecord:
     generations: list[int]
     course: Course | None = None
     filling: Sequence[Request] = ()
+    sources: Sequence[int] = ()
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from framework.scheduler.endings import append_tokens, stays
 from framework.scheduler.ledger import Kept, Ledger, StepRecord
 from framework.scheduler.parked import Loading, Parked
 from framework.scheduler.prefix_cache import PrefixCache
+from framework.scheduler.siblings import Fork, fork_of, is_computed_by_sibling, wants_fork
 from framework.scheduler.step_plan import Leaving, StepPlan, block_delta
 from framework.scheduler.swap_space import SwapSpace
 
@@ -346,10 +347,19 @@ class Scheduler:
         hits = self._cache.lookup(request)
         num_local = len(hits[0]) * self._block_size
         swapped = self._swap.num_held(request) * self._block_size
-        num_external, is_async = (0, False) if swapped else self._external_tokens(request, num_local)
+        fork = None
+        if request.siblings and wants_fork(request, max(num_local, swapped)):
+            fork = fork_of(request, self._block_size)
+            if fork is None and is_computed_by_sibling(request):
+                return True  # only this request waits
+        has_own = swapped or fork is not None
+        num_external, is_async = (0, False) if has_own else self._external_tokens(request, num_local)
         if num_external is None:
             return True  # the connector does not know yet: only this request waits
         num_computed = max(num_local + num_external, swapped)
+        if fork is not None:
+            hits = [blocks[: fork.num_blocks] for blocks in fork.donor.block_ids]
+            num_computed = fork.num_tokens
         num_tokens = self._first_span(request.num_tokens - num_computed, plan.budget)
         if not num_tokens or not self._leaves_room(request, hits):
             return False
@@ -358,15 +368,26 @@ class Scheduler:
             return False
         # counted anew after each victim: a hit that only the victim held is taken from the free blocks now
         while (count := self._num_taken(request, hits)) > self.pool.num_free:
-            if not self._preempt_for(request, count, plan):
+            if not self._preempt_for(request, count, plan) or (fork and not fork.donor.block_ids):
                 return False
+        if fork is not None and request.num_cached_tokens < 0:
+            request.num_cached_tokens = fork.donor.num_cached_tokens  # the counters are those of the first sibling
         self._take_blocks(request, hits, num_computed, num_external)
+        if fork is not None:
+            self._copy_rest(fork, request, plan)
         if is_async:
             request.status = RequestStatus.LOADING
             self._parked.loading[request.lease] = Loading(request)
         else:
             self._run(request, plan, num_tokens)
         return True
+
+    def _copy_rest(self, fork: Fork, request: Request, plan: StepPlan) -> None:
+        """Copy on write of the last, partial block: the donor writes on in its own, the sibling in the copy."""
+        if fork.num_tokens % self._block_size:
+            for theirs, own in zip(fork.donor.block_ids, request.block_ids, strict=True):
+                plan.copies.append((theirs[fork.num_blocks], own[fork.num_blocks]))
+                self.pool.hold(theirs[fork.num_blocks])
 
     def _admit_loaded(self, request: Request, plan: StepPlan) -> bool:
         """Admits a request that has its blocks already."""
@@ -414,7 +435,7 @@ class Scheduler:
             self.pool.acquire(blocks)
         for blocks in hits:
             blocks.extend(self.pool.allocate(self._num_blocks(request.num_tokens) - num_hits))
-            self.pool.write(blocks[num_hits : num_computed // self._block_size])  # loaded or swapped into
+            self.pool.write(blocks[num_hits : self._num_blocks(num_computed)])  # loaded, swapped or copied into
         self._waiting.remove(request)
         request.lease, self._next_lease = self._next_lease, self._next_lease + 1
         request.block_ids = hits
@@ -448,6 +469,8 @@ class Scheduler:
                 for blocks in request.block_ids:
                     self.pool.write(blocks[start // self._block_size : self._num_blocks(start + num_tokens)])
         self._swap.emit(step.scheduled.block_ops)
+        step.scheduled.block_ops.copy = plan.copies
+        step.sources = [source for source, _ in plan.copies]
         return step
 
     # -------------------------------------------------------------------------------------------- update
@@ -459,6 +482,8 @@ class Scheduler:
         since the step was made are dropped.
         """
         step = self._ledger.pop(scheduled)
+        if step.sources:
+            self.pool.free(step.sources)
         if output.is_lost:
             self._swap.lose(scheduled.block_ops.swap_out)
             self._connector.step_lost(scheduled.connector_meta)

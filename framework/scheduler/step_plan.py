@@ -36,6 +36,7 @@ class StepPlan:
     spans     tokens of each request that runs, in batch-row order
     new       requests admitted in this step
     columns   first block-table column that is new, of each request that got blocks
+    copies    (source, destination) of blocks that a sibling gives
     is_short  blocks ran out: nobody is admitted in this step
     """
 
@@ -43,6 +44,7 @@ class StepPlan:
     spans: dict[Request, int] = field(default_factory=dict)
     new: list[Request] = field(default_factory=list)
     columns: dict[Request, int] = field(default_factory=dict)
+    copies: list[tuple[int, int]] = field(default_factory=list)
     is_short: bool = False
 
     def add(self, request: Request, num_tokens: int) -> None:

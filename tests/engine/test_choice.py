@@ -45,7 +45,7 @@ def test_weights_are_opened_when_everything_goes_together(folder: Path) -> None:
     ("words", "error", "message"),
     [
         (["+sampler/stage=greedy"], FrameworkError, "greedy.*gumbel|gumbel.*greedy"),
-        (["sampler.n=2"], NotBuiltError, r"sampler\.n=2 is not built yet"),
+        (["sampler.logit_bias={4:1.0}"], NotBuiltError, r"sampler\.logit_bias=.* is not built yet"),
         (["sampler=greedy", "sampler.top_k=5"], ConfigError, "top_k"),
         (["model=qwen3"], PluginError, "model=qwen3 serves Qwen3ForCausalLM, but .* is of architecture Llama"),
         (["engine.max_model_len=65"], ConfigError, "more than the 64 positions"),

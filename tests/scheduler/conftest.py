@@ -265,7 +265,8 @@ class Shadow:
             assert new.req_idx not in named, "row reused while a step in flight names it"
             request = self.requests[new.request_id]
             assert new.token_ids.tolist() == request.token_ids and new.num_prompt_tokens == request.num_prompt_tokens
-            assert new.num_computed_tokens % self.block_size == 0 and new.num_computed_tokens < len(new.token_ids)
+            assert new.num_computed_tokens < len(new.token_ids)
+            assert new.num_computed_tokens % self.block_size == 0 or request.siblings
             tables = [[] for _ in self.ctx.groups]
             self.rows[new.req_idx] = Row(request, new.token_ids.tolist(), tables, new.num_computed_tokens)
 
@@ -376,11 +377,15 @@ class Shadow:
             self.memory[group, block * self.block_size + i] = values[i] if values else "never loaded"
 
     def _move(self, ops):
-        """Swaps blocks out and in."""
+        """Swaps blocks out and in, and copies some."""
         for block, host in ops.swap_out:
             for group in range(len(self.ctx.groups)):
                 slots = range(block * self.block_size, (block + 1) * self.block_size)
                 self.host_memory[group, host] = [self.memory.get((group, slot)) for slot in slots]
+        for source, block in ops.copy:
+            for group in range(len(self.ctx.groups)):
+                slots = range(source * self.block_size, (source + 1) * self.block_size)
+                self.fill(group, block, [self.memory.get((group, slot)) for slot in slots])
         for host, block in ops.swap_in:
             for group in range(len(self.ctx.groups)):
                 self.fill(group, block, self.host_memory[group, host])
@@ -404,6 +409,7 @@ class Shadow:
         kept = scheduler._ledger._kept
         holders = Counter(b for r in scheduler._running for blocks in r.block_ids for b in blocks)
         holders.update(b for k in kept for b in k.blocks)
+        holders.update(b for step in scheduler._ledger._steps for b in step.sources)
         holders.update(b for kept in scheduler._parked._kept.values() for b in kept.blocks or ())
         holders.update(b for r in self._parked_requests() for blocks in r.block_ids for b in blocks)
         assert [pool.ref_count(b) for b in range(pool.num_blocks)] == [holders[b] for b in range(pool.num_blocks)]

@@ -97,11 +97,36 @@ def test_state_advances_only_in_order():
     pool.write([block])
     with pytest.raises(AssertionError, match="published in state IN_FLIGHT"):
         pool.publish(block, "k")
+    with pytest.raises(AssertionError, match="shared in state IN_FLIGHT"):
+        pool.acquire([block])
     pool.commit(block)
     with pytest.raises(AssertionError, match="written in state COMMITTED"):
         pool.write([block])
-    with pytest.raises(AssertionError, match="shared in state COMMITTED"):
-        pool.acquire([block])
+
+
+def test_committed_block_is_shared_without_being_published():
+    pool = BlockPool(3)
+    (block,) = pool.allocate(1)
+    pool.write([block])
+    pool.commit(block)
+    pool.acquire([block])
+    pool.free([block])
+    assert (pool.ref_count(block), pool.num_free) == (1, 1)
+    pool.free([block])
+    assert (pool.state(block), pool.num_free) == (BlockState.FREE, 2)
+
+
+def test_block_that_is_only_read_stays_until_its_reader_lets_go():
+    pool = BlockPool(3)
+    (block,) = pool.allocate(1)
+    pool.write([block])
+    pool.hold(block)
+    pool.free([block])
+    assert pool.num_free == 1
+    pool.free([block])
+    assert pool.num_free == 2
+    with pytest.raises(AssertionError, match="is nobody's"):
+        pool.hold(block)
 
 
 def test_block_cannot_be_freed_twice():

@@ -60,25 +60,31 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         salt=st.sampled_from([None, None, "a"]),
         eos=st.sampled_from([frozenset(), frozenset(range(0, 50, 7))]),
+        n=st.sampled_from([1, 1, 2, 4]),
     )
-    def add(self, shared, own, max_tokens, priority, salt, eos):
+    def add(self, shared, own, max_tokens, priority, salt, eos, n):
         prompt = [*range(shared), *own]
         self.count += 1
-        request = self.sim.request(
-            f"r{self.count}",
-            prompt,
-            max_tokens,
-            arrival=self.count,
-            priority=priority,
-            cache_salt=salt,
-            eos_token_ids=eos,
-        )
+        siblings = [
+            self.sim.request(
+                f"r{self.count}/{index}",
+                prompt,
+                max_tokens,
+                arrival=self.count + index / 128,
+                priority=priority,
+                cache_salt=salt,
+                eos_token_ids=eos,
+            )
+            for index in range(n)
+        ]
         ctx = self.shadow.ctx
-        blocks = -(-request.max_total_tokens // self.shadow.block_size) * len(ctx.groups)
+        blocks = -(-siblings[0].max_total_tokens // self.shadow.block_size) * len(ctx.groups)
         if blocks > ctx.num_blocks - 1 or (not ctx.chunked_prefill and len(prompt) > ctx.max_num_batched_tokens):
             with pytest.raises(ValueError, match="Raise"):
-                self.shadow.add(request)
-        else:
+                self.shadow.add(siblings[0])
+            return
+        for request in siblings:
+            request.siblings = siblings if n > 1 else ()
             self.shadow.add(request)
 
     @precondition(lambda self: len(self.shadow.in_flight) < self.shadow.ctx.max_in_flight)

@@ -64,8 +64,8 @@ def test_parameter_is_refused_as_a_configured_default(folders, name):
 
 
 def test_every_sampling_parameter_is_either_served_or_in_the_list_above():
-    served = {"n", "temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids",
-              "ignore_eos", "include_stop_str_in_output", "logprobs", "prompt_logprobs", "detokenize",
+    served = {"n", "temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "stop",
+              "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "logprobs", "prompt_logprobs", "detokenize",
               "skip_special_tokens", "output_kind", "stages", "extra_args"}  # fmt: skip
     assert served | set(PARAMETERS) == set(SamplingParams.defaults())
 

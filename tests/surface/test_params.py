@@ -263,7 +263,7 @@ def test_greedy_sampler_refuses_a_named_temperature_naming_both(folders, tempera
 
 @pytest.mark.parametrize(("words", "kind", "message"), [
     (["sampler=greedy", "sampler.temperature=0.7"], ConfigError, r"defaults of sampler\.<param>: .*temperature=0\.7"),
-    (["sampler.n=2"], NotBuiltError, r"sampler\.n=2 is not built yet"),
+    (["sampler.logit_bias={4:1.0}"], NotBuiltError, r"sampler\.logit_bias=.* is not built yet"),
     (["sampler.stop_token_ids=[99]"], ConfigError, "stop_token_ids holds 99"),
     (["sampler.repetition_penalty=1.2"], NotBuiltError, r"sampler\.repetition_penalty=1\.2 is not built yet"),
 ])  # fmt: skip

@@ -87,5 +87,5 @@ class Shortest:
         return max(running, key=_shortness)
 
 
-def _shortness(request: Request) -> tuple[int, int]:
+def _shortness(request: Request) -> tuple[int, float]:
     return request.num_tokens - request.num_computed_tokens, request.arrival_index
