@@ -101,7 +101,7 @@ def _defaults(choice: Choice) -> Iterator[Reason]:
 
 _WHEN_FULL = "a preempted request that finds no room there is computed again"
 
-WHEN_BUILT = ("kv_cache.num_blocks", "KV cache, bytes", "start-up, s")
+WHEN_BUILT = ("kv_cache.num_blocks", "KV cache bytes", "start-up seconds")
 """What `once_built` tells, for a report without an engine."""
 
 
@@ -114,6 +114,6 @@ def once_built(engine: Engine) -> list[Reason]:
     return [
         Reason("kv_cache.num_blocks", facts["num_blocks"], f"{tokens} tokens beside the null block"),
         *(swap if facts["num_swap_blocks"] else ()),
-        Reason("KV cache, bytes", facts["kv_bytes"], "in all layers, at most: a block takes memory when it is written"),
-        Reason("start-up, s", round(facts["seconds"]["total"], 2), seconds),
+        Reason("KV cache bytes", facts["kv_bytes"], "in all layers, at most: a block takes memory when it is written"),
+        Reason("start-up seconds", round(facts["seconds"]["total"], 2), seconds),
     ]

@@ -77,7 +77,7 @@ def _spread(report: Report, name: str) -> list[str]:
         x, y = across(value), up(share)
         end = "end" if x > WIDTH - 150 else "start"
         shapes.append(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3.5' fill='{MAIN}'/>")
-        shapes.append(_text(x + (-8 if end == "end" else 8), y + 15, f"{label} {_short(value)}", INK, 12, anchor=end))
+        shapes += _label(x + (-8 if end == "end" else 8), y + 15, f"{label} {_short(value)}", end)
     return shapes
 
 
@@ -166,8 +166,14 @@ def _text(
     x: float, y: float, text: str, colour: str = INK, size: int = 12, weight: int = 400, anchor: str = "start"
 ) -> str:
     style = f"fill='{colour}' font-size='{size}' font-weight='{weight}' text-anchor='{anchor}'"
-    style += " paint-order='stroke' stroke='white' stroke-width='3'"  # readable where a line runs below
     return f"<text x='{x:.1f}' y='{y:.1f}' {FONT} {style}>{escape(text)}</text>"
+
+
+def _label(x: float, y: float, text: str, anchor: str) -> list[str]:
+    """A text that can be read where a line runs below it."""
+    place = f"x='{x:.1f}' y='{y:.1f}' {FONT} font-size='12' text-anchor='{anchor}'"
+    halo = f"<text {place} fill='none' stroke='white' stroke-width='4' stroke-linejoin='round'>{escape(text)}</text>"
+    return [halo, _text(x, y, text, INK, 12, anchor=anchor)]
 
 
 def _short(value: float) -> str:
