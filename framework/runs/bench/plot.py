@@ -26,8 +26,9 @@ def write_plot(path: str, report: Report, parts: Sequence[str]) -> None:
     """ConfigError when the file cannot be written."""
     try:
         Path(path).write_text(plot(report, parts), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"run.plot={path}: {error.strerror}. Name a file in a folder that can be written") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"run.plot={path}: {reason}. Name a file in a folder that can be written") from None
 
 
 def plot(report: Report, parts: Sequence[str]) -> str:
