@@ -6,11 +6,17 @@ import pytest
 
 from .pages import ROOT, Block, PageRun, blocks_of, matches
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+INDEX = ROOT / "docs" / "README.md"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RUN = [page for page in PAGES if page != INDEX and page.parent.name != "api"]
 LINK = re.compile(r"\]\(([^)#\s]+)")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def title(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", RUN, ids=title)
 def test_page_runs_and_prints_what_it_says(page, tmp_path, monkeypatch):
     folder = tmp_path / "page"
     folder.mkdir()
@@ -22,14 +28,19 @@ def test_page_runs_and_prints_what_it_says(page, tmp_path, monkeypatch):
     assert compared == sum(block.language == "text" for block in blocks), "a text block stands after nothing that runs"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=title)
 def test_links_lead_to_files(page):
     for target in LINK.findall(page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_index_leads_to_every_page():
+    linked = {(INDEX.parent / target).resolve() for target in LINK.findall(INDEX.read_text(encoding="utf-8"))}
+    assert [title(page) for page in PAGES[1:] if page != INDEX and page not in linked] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=title)
 def test_files_that_are_named_exist(page):
     text = page.read_text(encoding="utf-8")
     own = {block.path for block in blocks_of(text)}

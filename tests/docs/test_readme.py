@@ -22,6 +22,12 @@ def test_first_screen_has_the_two_commands():
     assert README.index(TEST) < 2500, "the commands stand on the first screen"
 
 
+def test_quickstart_installs_what_the_readme_installs():
+    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    installs = [part.replace(".venv/bin/", "") for part in GENERATE.split(" && ")[:-1]]
+    assert installs[1].replace("-e .", "-e CHECKOUT") in page and installs[2] in page
+
+
 def test_ci_runs_exactly_the_test_command():
     lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if line.startswith("python3")] == [TEST]
