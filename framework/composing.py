@@ -50,6 +50,8 @@ UNBOUND = {"auto", "none"}
 """Names that stand for no component: the builder chooses one, or there is none."""
 STAGES = "sampler.stages."
 PLACE_KEYS = ("order", "before", "after")
+_OF_THE_PARSER = ("Lexer", "mismatched input", "no viable alternative", "extraneous input", "token recognition error")
+"""How sentences of Hydra's parser about itself begin: they help nobody with a word."""
 PARAMS = tuple(f.name for f in fields(SamplingParams) if f.name != "stages")  # sampler.stages is the pipeline itself
 
 _hydra_lock = threading.Lock()
@@ -118,6 +120,8 @@ def one_line(error: BaseException) -> str:
         )
     if absent := re.fullmatch(r"Could not delete from config. '(.*)' does not exist.", line):
         return _nothing_to_delete(absent[1])
+    if absent := re.fullmatch(r"Could not (?:override|delete) '(.*?)'.*", line):
+        return f"{absent[1]}: there is no such key or group. Correct it, or leave it out; --help lists the groups"
     return f"{key}: {line}" if key and key not in line else line
 
 
@@ -126,7 +130,7 @@ def _unreadable(word: str, line: str) -> str:
     key, _, value = word.partition("=")
     if any(value.count(quote) % 2 for quote in "'\""):
         return f"{word}: a quote is not closed. Close it, or write {key}=\"'TEXT'\" for a text"
-    if line.startswith("Lexer"):  # the name of an exception of Hydra's parser, and nothing else
+    if line.startswith(_OF_THE_PARSER):
         line = "cannot be read. A key is names joined by dots, as in engine.seed=3; quote a value with special signs"
     return f"{word}: {line}"
 
@@ -218,7 +222,7 @@ def _stage(key: str, node: Mapping[str, Any]) -> StageConfig:
 
 def _place(path: str, node: Mapping[str, Any]) -> Place:
     order = node.get("order")
-    if order is not None and (isinstance(order, bool) or not isinstance(order, int | float)):
+    if order is not None and (isinstance(order, bool) or not isinstance(order, int | float) or order != order):
         raise ConfigError(f"{path}.order={order!r} must be a number; ours stand at 100, 200, ... 1100")
     anchors = {}
     for word in ("before", "after"):
@@ -328,6 +332,8 @@ def _refuse_lossy(key: str, hint: Any, value: Any) -> None:
     kinds = set(get_args(hint)) or {hint}
     if isinstance(value, float) and int in kinds and float not in kinds:
         raise ConfigError(f"{key}: Value '{value}' of type 'float' could not be converted to Integer")
+    if isinstance(value, int | float) and value not in (0, 1) and kinds <= {bool, type(None)}:
+        raise ConfigError(f"{key}: Value '{value}' of type '{type(value).__name__}' must be true or false")
     if isinstance(value, bool) and str in kinds and bool not in kinds:
         raise ConfigError(f"{key}: Value '{value}' of type 'bool' must be a word. In a YAML file, quote it")
 

@@ -54,7 +54,11 @@ def command_words(typed: Iterable[str], vocabulary: Vocabulary) -> list[str]:
 
     ConfigError for a word that means nothing, with the nearest that does; NotBuiltError for a promised one.
     """
-    return _merged_groups([_rewritten(word, vocabulary) for word in _named(typed)], vocabulary)
+    named = _named(typed)
+    runs = [word for word in named if word.lstrip("+").startswith("run=")]
+    if len(runs) > 1:
+        raise ConfigError(f"{' and '.join(runs)}: only one run can be named. Leave the others out")
+    return _merged_groups([_rewritten(word, vocabulary) for word in named], vocabulary)
 
 
 def override_words(typed: Iterable[str], vocabulary: Vocabulary) -> list[str]:
@@ -85,6 +89,8 @@ def _named(typed: Iterable[str]) -> list[str]:
     """The words with their keys: bare words become `run=` and `target=`."""
     words, bare = [], ["run", "target"]
     for word in typed:
+        if word.strip("~+") == "":
+            raise ConfigError(f"'{word}': a key is missing. Write ~KEY to remove one, or KEY=VALUE")
         if "=" in word or word.startswith("~"):
             words.append(word)
         elif word.startswith("+"):
@@ -102,6 +108,8 @@ def _rewritten(word: str, vocabulary: Vocabulary) -> str:
     signed, _, value = word.partition("=")
     key = signed.lstrip("+")
     group, top = key.partition("@")[0], re.split(r"[./@\[]", key, maxsplit=1)[0]
+    if key == "hydra":
+        raise ConfigError(f"{word}: hydra has many keys. Write hydra.KEY=VALUE")
     if top == "hydra":
         return word
     refuse_key(key)

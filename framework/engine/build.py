@@ -149,7 +149,11 @@ def _num_swap_blocks(choice: Choice, num_blocks: int, block_bytes: int) -> int:
     """Blocks of host memory for preempted requests, 0 when preemption recomputes."""
     if choice.config.scheduler.preemption != "swap":
         return 0
-    return choice.config.kv_cache.num_swap_blocks or max(1, min(num_blocks - 1, _SWAP_BYTES // block_bytes))
+    asked = choice.config.kv_cache.num_swap_blocks
+    if asked is None:
+        return max(1, min(num_blocks - 1, _SWAP_BYTES // block_bytes))
+    check_memory("kv_cache.num_swap_blocks", asked, block_bytes, choice.backend, choice.max_model_len)
+    return asked
 
 
 def _groups(layers: list[LayerSpec], block_size: int) -> tuple[KVGroup, ...]:

@@ -217,9 +217,10 @@ def check_memory(key: str, count: int, bytes_each: int, backend: Backend, max_mo
         return
     free = backend.kv_bytes_available(max_model_len, 1, 1.0)
     if wanted > free:
+        most = free // bytes_each
+        way_out = f"Use {most} or less" if most > 1 else "Lower engine.max_model_len or kv_cache.block_size"
         raise ConfigError(
-            f"{key}={count} wants {wanted / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free. "
-            f"Use {free // bytes_each} or less, or free memory"
+            f"{key}={count} wants {wanted / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free. {way_out}, or free memory"
         )
 
 

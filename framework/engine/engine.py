@@ -99,8 +99,6 @@ class Engine:
             self.core.add_requests(state.requests)
         except BaseException:
             self._forget(request_id)
-            for one in state.requests:  # an observer was interrupted: the scheduler has them already
-                self.core.abort(one.request_id)
             raise
         self.admission.count_arrival()
 
@@ -230,7 +228,7 @@ class Engine:
 
     def is_running(self, request_id: str) -> bool:
         """Whether a request of this id waits or runs."""
-        return request_id in self._states
+        return isinstance(request_id, str) and request_id in self._states
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._states or self._put_back)

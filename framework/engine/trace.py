@@ -35,8 +35,9 @@ class Trace:
         self._path = path
         try:
             self._file: io.FileIO | None = io.FileIO(path, "w", opener=_open_as_it_is)
-        except OSError as error:
-            raise ConfigError(f"trace={path}: {error.strerror}. Name a file in a folder that can be written") from None
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"trace={path}: {reason}. Name a file in a folder that can be written") from None
         self._ids: dict[int, str] = {}  # request of each row of the request table
         self._size = 0  # bytes of whole lines, where the file has a size
         self._start = time.perf_counter()

@@ -67,7 +67,7 @@ class Job:
 
 def run(config: Config, args: RunArgs) -> dict[str, float]:
     """Generates and prints; returns the closing line's figures (the metrics of a sweep)."""
-    _refuse(args)
+    _refuse(args, config.trace)
     with ExitStack() as stack:
         jobs = _read_jobs(args)
         # Before the model loads: a folder that is not there should not cost a load.
@@ -80,7 +80,7 @@ def run(config: Config, args: RunArgs) -> dict[str, float]:
         return _Generation(llm.engine, sink, streams).run(jobs)
 
 
-def _refuse(args: RunArgs) -> None:
+def _refuse(args: RunArgs, trace: str | None) -> None:
     if args.prompt is not None and args.prompts_file is not None:
         raise ConfigError("prompt and prompts_file are both given; use one of them")
     if args.system is not None:
@@ -89,8 +89,11 @@ def _refuse(args: RunArgs) -> None:
         raise ConfigError(f"target={args.target} means nothing to run=generate; leave it out")
     if args.output == "":
         raise ConfigError("output= is empty; name a file, or leave it out to print the texts")
-    if args.prompts_file is not None and args.output:
-        refuse_same_file(args.prompts_file, args.output)
+    if args.prompt == "":
+        raise ConfigError("prompt=: the prompt is empty; give at least one character, or leave it out")
+    if args.prompts_file == "":
+        raise ConfigError("prompts_file= is empty; name a UTF-8 JSON-lines file, or leave it out")
+    refuse_same_file({"prompts_file": args.prompts_file, "output": args.output, "trace": trace})
 
 
 # --------------------------------------------------------------------------------------------------------- prompts
@@ -111,8 +114,9 @@ def _read_file(path: str) -> list[Job]:
     """
     try:
         lines = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
-    except OSError as e:
-        raise ConfigError(f"prompts_file={path}: {e.strerror}; name a UTF-8 JSON-lines file") from None
+    except (OSError, ValueError) as e:  # ValueError: a zero byte in the name
+        reason = getattr(e, "strerror", None) or e
+        raise ConfigError(f"prompts_file={path}: {reason}; name a UTF-8 JSON-lines file") from None
     jobs, seen, num_bad = [], set[str](), 0
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -121,7 +125,7 @@ def _read_file(path: str) -> list[Job]:
             job = _job(json.loads(_decoded(line)), number - 1)
             if job.given_id is not None and str(job.given_id) in seen:
                 raise ValueError(f"id '{job.given_id}' stands in an earlier line as well")
-        except (ValueError, TypeError) as e:
+        except (ValueError, TypeError, RecursionError) as e:
             _report(number, e)
             num_bad += 1
             continue

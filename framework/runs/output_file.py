@@ -23,8 +23,9 @@ class OutputFile:
         self._path = path
         try:
             self._file = open(path, "w", encoding="utf-8", opener=_open_as_it_is)  # noqa: SIM115  closed by __exit__
-        except OSError as e:
-            raise ConfigError(f"output={path}: {e.strerror}; name a file in a folder that can be written") from None
+        except (OSError, ValueError) as e:  # ValueError: a zero byte in the name
+            reason = getattr(e, "strerror", None) or e
+            raise ConfigError(f"output={path}: {reason}; name a file in a folder that can be written") from None
 
     def begin(self) -> None:
         """Drops what the file held."""
@@ -54,10 +55,16 @@ class OutputFile:
         )
 
 
-def refuse_same_file(prompts_file: str, output: str) -> None:
-    """ConfigError when the output would overwrite the prompts, by whatever names."""
-    if Path(prompts_file).is_file() and Path(output).exists() and os.path.samefile(prompts_file, output):
-        raise ConfigError(f"output={output} is the file of prompts_file={prompts_file}; name another file")
+def refuse_same_file(files: Mapping[str, str | None]) -> None:
+    """ConfigError when two keys name one file, by whatever names: one would overwrite the other. Devices are shared."""
+    named: dict[str, str] = {}
+    for key, path in files.items():
+        if not path or (Path(path).exists() and not Path(path).is_file()):
+            continue
+        where = os.path.realpath(path)
+        if where in named:
+            raise ConfigError(f"{key}={path} is the file of {named[where]}; name another file")
+        named[where] = f"{key}={path}"
 
 
 def _open_as_it_is(path: str, flags: int) -> int:

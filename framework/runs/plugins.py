@@ -11,7 +11,7 @@ from importlib import metadata
 
 from framework.config import Config
 from framework.discovery import OURS
-from framework.errors import PluginError
+from framework.errors import ConfigError, PluginError
 from framework.plugins import ComponentSpec, Registry, registry
 from framework.runs import RunArgs
 
@@ -24,6 +24,8 @@ _EXTRA = re.compile(r"""([A-Za-z0-9][\w.-]*).*;.*\bextra *== *['"]([\w.-]+)['"]"
 
 def run(config: Config, args: RunArgs) -> None:
     """Prints the table of components, the plugins that failed, what is not installed, and the health of the machine."""
+    if args.target is not None:
+        raise ConfigError(f"target={args.target} means nothing to run=plugins; leave it out")
     cores = _cores()  # before torch is imported, whose threads bind this one to a core
     found = registry()
     sections = (component_lines(found, config), failure_lines(found), check_lines(found), missing_lines(found))

@@ -91,7 +91,7 @@ def test_stage_is_moved_by_its_order():
         ("sampler.stages.top_p.before=min", r"sampler\.stages\.top_p\.before=min: there is no stage 'min'"),
         ("sampler.stages.top_p.order=first", r"sampler\.stages\.top_p\.order='first' must be a number"),
         ("model.path=${engine.nope}", r"model\.path: Interpolation key 'engine\.nope' not found"),
-        ("engine.seed=[1", r"engine\.seed=\[1: no viable alternative"),
+        ("engine.seed=[1", r"engine\.seed=\[1: cannot be read"),
         ("engine.=3", r"engine\.=3: cannot be read\. A key is names joined by dots, as in engine\.seed=3"),
         ("sampler.stage.name=lost", r"stage 'lost' lacks the line .* Begin it with: # @package sampler\.stages\.lost"),
         ("sampler.stage.top_k.order=3", r"sampler\.stage: there is no such key\. Did you mean 'stages'\?"),
