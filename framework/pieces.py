@@ -20,7 +20,9 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Pieces(Protocol):
-    """Bytes of tokens in the order of a text."""
+    """Bytes of tokens in the order of a text. looks_back: whether `previous` counts."""
+
+    looks_back: bool
 
     def join(self, token_ids: Sequence[int], previous: int | None) -> bytes:
         """What `token_ids` add to a text whose last token is `previous`, None at its beginning.
@@ -56,6 +58,8 @@ def _kinds(decoder: Any) -> set[str]:
 
 
 class _Known:
+    looks_back = True
+
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
 
@@ -65,6 +69,8 @@ class _Known:
 
 class ByteLevelPieces(_Known):
     """Every token is a run of bytes, whatever stands beside it: the alphabet of GPT-2 spells each byte by a letter."""
+
+    looks_back = False
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         super().__init__(backend)

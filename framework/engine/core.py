@@ -93,10 +93,17 @@ class EngineCore:
         self.scheduler.check_request(request)
 
     def add_requests(self, siblings: Sequence[Request]) -> None:
-        """Queues what stands behind one request of a caller, of which observers see the first."""
-        for request in siblings:
-            self.scheduler.add_request(request)
-        self.events.emit("on_request_added", siblings[0])
+        """Queues what stands behind one request of a caller, all or nothing. Observers see the first of them."""
+        added: list[Request] = []
+        try:
+            for request in siblings:
+                self.scheduler.add_request(request)
+                added.append(request)
+            self.events.emit("on_request_added", siblings[0])
+        except BaseException:  # an observer was interrupted, or a sibling's id is somebody else's
+            for request in added:
+                self.scheduler.abort(request.request_id)
+            raise
 
     def abort(self, request_id: str) -> Request | None:
         return self.scheduler.abort(request_id)

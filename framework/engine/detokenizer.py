@@ -43,7 +43,8 @@ class Detokenizer:
         if self._skipped and not self._skipped.isdisjoint(token_ids):
             token_ids = [i for i in token_ids if i not in self._skipped]
         text = self._bytes.decode(self._pieces.join(token_ids, self._previous))
-        self._previous = next((i for i in reversed(token_ids) if self._pieces.has(i)), self._previous)
+        if self._pieces.looks_back:
+            self._previous = next((i for i in reversed(token_ids) if self._pieces.has(i)), self._previous)
         return text if self._cleaner is None else self._cleaner.add(text)
 
     @property

@@ -31,8 +31,12 @@ class OutputState:
     def __init__(self, request: Request, tokenizer: Tokenizer | None, now: float) -> None:
         self.request, self.requests = request, siblings_of(request)
         self._timer = RequestTimer(request.arrival_time, now)
-        self._is_final = request.params.output_kind is OutputKind.FINAL
+        p = request.params
+        self._is_final = p.output_kind is OutputKind.FINAL
         self._completions = [Completion(r.sample_index, r.params, tokenizer) for r in self.requests]
+        self.has_siblings = len(self.requests) > 1
+        # Before the end there is nothing to do but to count: what nearly every row of nearly every step comes to.
+        self._is_silent = self._is_final and not p.stop and p.logprobs is None and p.prompt_logprobs is None
         self._has_news = False  # since the last output
         self._stopped: list[tuple[str, str]] = []
         self._error: str | None = None
@@ -55,6 +59,10 @@ class OutputState:
         """
         completion = self._completions[new.request.sample_index]
         if completion.finish_reason is None:
+            if self._is_silent and new.finish_reason is None:
+                completion.token_ids += new.token_ids
+                self._timer.tokens(now, len(new.token_ids), self.request.first_scheduled_time)
+                return None
             self._take(completion, new, step, now)
         if more or not self._has_news or (self._is_final and not self.is_finished):
             return None
@@ -86,6 +94,11 @@ class OutputState:
         return any(
             r.status is running or (r.status is finished and not t) for r, t in zip(self.requests, told, strict=True)
         )
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether `take_stopped` has something to tell."""
+        return bool(self._stopped)
 
     def take_stopped(self) -> list[tuple[str, str]]:
         """(request id, stop string) of requests that have ended here since the last call: the scheduler runs them

@@ -86,11 +86,10 @@ class OutputThread:
 
 
 def _make(told: Told, step: StepOutput | None, now: float) -> list[Made]:
-    last = {state: place for place, (state, _) in enumerate(told)}  # of several completions of a request
+    last = {state: place for place, (state, _) in enumerate(told) if state.has_siblings}
     made = []
     for place, (state, new) in enumerate(told):
-        output = state.add(new, step, now, place < last[state])
-        stopped = state.take_stopped()
-        if output is not None or stopped:
-            made.append(Made(state, output, stopped))
+        output = state.add(new, step, now, state.has_siblings and place < last[state])
+        if output is not None or state.has_stopped:
+            made.append(Made(state, output, state.take_stopped()))
     return made

@@ -129,6 +129,7 @@ def test_cost_is_that_of_the_new_tokens():
             return tokenizer.pieces.join(token_ids, previous)
 
         has = staticmethod(tokenizer.pieces.has)
+        looks_back = True
 
     vocabulary = Counting()
     vocabulary.pieces = Pieces()

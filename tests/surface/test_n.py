@@ -172,6 +172,15 @@ def test_cached_tokens_are_the_value_of_the_first(folders):
         assert llm.engine.stats()["prefix_hit_tokens"] == 8
 
 
+def test_id_of_a_sibling_that_is_taken_refuses_the_request_and_harms_nobody(llm):
+    llm.engine.add_request("s/1", PROMPT, SamplingParams(seed=4, **WARM))
+    with pytest.raises(ValueError, match=r"request s/1: the id is in use"):
+        llm.engine.add_request("s", PROMPT, SamplingParams(n=2, **WARM))
+    (output,) = streamed(llm, "s/1")
+    assert output.outputs[0].finish_reason == "length"
+    assert_all_returned(llm)
+
+
 def test_n_as_a_configured_default(folders):
     with LLM(folders["mixed"], overrides=[*SMALL, "sampler.n=2", "sampler.max_tokens=2"]) as llm:
         (output,) = llm.generate([PROMPT], use_tqdm=False)
