@@ -223,7 +223,7 @@ def _record(status: str, metrics: Mapping[str, Any] | None = None, error: str | 
     from hydra.core.hydra_config import HydraConfig
 
     job = HydraConfig.get()
-    overrides = [str(word) for word in job.overrides.task]
+    overrides = [str(word).lstrip("+") for word in job.overrides.task]
     result = {"overrides": overrides, "status": status, "metrics": dict(metrics or {}), "error": error}
     Path(job.runtime.output_dir, "result.json").write_text(json.dumps(result, indent=1, default=str), encoding="utf-8")
 

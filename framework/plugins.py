@@ -327,6 +327,14 @@ class Registry:
             f" Supported: {', '.join(known) or 'nothing'}. {self._failed()}".rstrip()
         )
 
+    def hooks(self) -> dict[str, list[str]]:
+        """{"distribution:plugin": the hooks it implements beside its announcement} of the plugins that have some."""
+        found = {}
+        for plugin, module in self._manager.list_name_plugin():
+            callers = self._manager.get_hookcallers(module) or ()
+            found[plugin] = sorted(caller.name for caller in callers if caller.name != "framework_components")
+        return {plugin: names for plugin, names in found.items() if names}
+
     def _load_plugin(self, ep: EntryPoint) -> None:
         plugin, dist, version = f"{dist_name(ep)}:{ep.name}", dist_name(ep), dist_version(ep)
         try:

@@ -28,8 +28,11 @@ def run(config: Config, args: RunArgs) -> None:
         raise ConfigError(f"target={args.target} means nothing to run=plugins; leave it out")
     cores = _cores()  # before torch is imported, whose threads bind this one to a core
     found = registry()
-    sections = (component_lines(found, config), failure_lines(found), check_lines(found), missing_lines(found))
-    for line in (*(line for lines in sections for line in lines), *health_lines(cores)):
+    sections = (
+        component_lines(found, config), hook_lines(found), failure_lines(found), check_lines(found),
+        missing_lines(found), health_lines(cores),
+    )  # fmt: skip
+    for line in (line for lines in sections for line in lines):
         print(line)
 
 
@@ -58,6 +61,7 @@ def active_components(found: Registry, config: Config) -> set[tuple[str, str]]:
         "loader": config.engine.load_format,
         "backend": config.backend.name,
         "attention": config.attention.name,
+        "kv_connector": config.kv_connector.name,
     }
     for kind in ("backend", "attention"):
         if chosen[kind] == "auto":
@@ -65,6 +69,12 @@ def active_components(found: Registry, config: Config) -> set[tuple[str, str]]:
     stages = (("stage", stage.name) for stage in config.sampler.stages)
     observers = (("observer", spec.name) for spec in found.specs("observer"))
     return {*chosen.items(), *stages, *observers, ("run", "plugins")}
+
+
+def hook_lines(found: Registry) -> list[str]:
+    """Plugins that hear of the engine's events, or choose its backend, without a component of that name."""
+    lines = [f"  {plugin}: {', '.join(names)}" for plugin, names in found.hooks().items()]
+    return ["", "hooks:", *lines] if lines else []
 
 
 def failure_lines(found: Registry) -> list[str]:

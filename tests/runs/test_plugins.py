@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from framework.config import Config
+from framework.config import ComponentConfig, Config
 from framework.plugins import ComponentSpec, Registry, hookimpl
 from framework.runs import plugins
 
@@ -48,6 +48,23 @@ def test_component_that_does_not_load_is_broken_with_its_reason(found):
     assert lines["raises"].endswith("broken: RuntimeError: libshaky is too old")
     assert "broken: stage 'lacks' of ? needs the module 'xgrammar'. Install it with: pip install" in lines["lacks"]
     assert lines["gumbel"].endswith("1.0 active")
+
+
+def test_plugin_of_hooks_alone_is_listed_with_them():
+    class Tally:
+        @hookimpl
+        def on_request_finished(self, output):
+            """Hears it."""
+
+    found = Registry.load([])
+    found._manager.register(Tally(), "tally:tally")
+    assert plugins.hook_lines(found) == ["", "hooks:", "  tally:tally: on_request_finished"]
+    assert plugins.hook_lines(Registry.load()) == []
+
+
+def test_chosen_connector_is_active():
+    config = Config(kv_connector=ComponentConfig("memory"))
+    assert ("kv_connector", "memory") in plugins.active_components(Registry.load(), config)
 
 
 def test_contract_suites_are_named_where_a_third_party_has_the_kind(found):
