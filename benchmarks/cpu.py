@@ -20,7 +20,9 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 MAX_MODEL_LEN = 512
@@ -154,9 +156,26 @@ def overhead(n: int, dtype: str) -> dict[str, Any]:
     runner, vocab = llm.engine.core.executor._runner, llm.engine.admission.limits.vocab_size
     logits, data = torch.randn(n, vocab).to(getattr(torch, dtype)), torch.ones(70_000_000)
     for name, stand_in in {"hot": lambda: None, "after_spin": lambda: spin(0.01), "after_stream": data.sum}.items():
-        runner._forward = lambda batch, ctx, run=stand_in: (run(), logits[: len(batch.logits_rows_np)])[1]
+        runner.model = StandIn(stand_in, logits)
         result[f"{name}_us"] = sum_of_overhead(decode_seconds(llm, n))
     return result
+
+
+class StandIn:
+    """In the place of a model: its forward pass is `run`, and every row has the same logits [L, V] in each step."""
+
+    def __init__(self, run: Callable[[], Any], logits: Any) -> None:
+        self._run, self._logits = run, logits
+
+    def embed(self, input_ids: Any) -> Any:
+        return input_ids
+
+    def forward(self, embeds: Any, positions: Any, ctx: Any) -> Any:
+        self._run()
+        return SimpleNamespace(hidden=positions.unsqueeze(1))
+
+    def compute_logits(self, hidden: Any) -> Any:
+        return self._logits[: len(hidden)]
 
 
 def decode_seconds(llm: Any, n: int) -> list[dict[str, float]]:

@@ -47,13 +47,13 @@ MAX_STAGES = 62
 class SampleResult:
     """Tokens of one step, on the device; `collect` brings them to the host.
 
-    ids     [L] int64
-    bad     [L] bool, rows that have no distribution to choose from: their id is in range and means nothing
+    ids     [L] int64, in range also for a row that has no distribution to choose from, where it means nothing
+    told    [L] int64, the same but -1 for such a row: the one array that the host reads of every step
     top     [L] float32 largest logit after masks and penalties; chosen [L] float32 logit of the id that was taken
     """
 
     ids: Tensor
-    bad: Tensor
+    told: Tensor
     top: Tensor
     chosen: Tensor
     req_idx_np: NDArray[np.int32]
@@ -152,7 +152,7 @@ class SamplerPipeline:
         if plan.random is not None:
             ids, chosen, processed = self._draw(work, rows, plan, ids, chosen, bool(observers))
         finite = top.isfinite() if chosen is top else top.isfinite() & chosen.isfinite()
-        result = SampleResult(ids, ~finite, top, chosen, rows.req_idx_np)
+        result = SampleResult(ids, ids.where(finite, -1), top, chosen, rows.req_idx_np)
         if plan.wanting is not None:
             kept_ids = ids if len(plan.wanting) == len(ids) else ids.index_select(0, _index(plan.wanting, ids))
             k = int(self._num_logprobs[rows.req_idx_np].max())
@@ -223,10 +223,11 @@ class SamplerPipeline:
 
     def collect(self, result: SampleResult) -> tuple[NDArray[np.int32], LogprobsColumns | None, dict[int, str]]:
         """(ids [L], logprobs columns or None, {logits row: what is wrong with it}). Waits for the device."""
-        ids = result.ids.cpu().numpy().astype(np.int32)
+        ids = result.told.cpu().numpy().astype(np.int32)
         logprobs = None if result.logprobs is None else to_host(result.logprobs, len(ids))
-        bad = result.bad.cpu().numpy().nonzero()[0].tolist()
-        return ids, logprobs, {row: self._fault(result, row) for row in bad}
+        told = ids.tolist()
+        faults = {row: self._fault(result, row) for row, token in enumerate(told) if token < 0} if min(told) < 0 else {}
+        return ids, logprobs, faults
 
     def collect_payloads(self, result: SampleResult) -> dict[str, Any]:
         """{stage name: payload on the host} of the observe stages that ran."""

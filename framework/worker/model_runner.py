@@ -75,6 +75,7 @@ class ModelRunner:
         self._attention = [(g.name, attention[g.name]) for g in groups]
         self._inputs = InputBuffers(table.num_rows, max_num_batched_tokens, groups, backend.device, backend.step_ops)
         self._ones = torch.ones(table.num_rows, dtype=torch.int32, device=backend.device)
+        self._ones_np = np.ones(table.num_rows, np.int32)  # never written
         self._no_ids = torch.zeros(0, dtype=torch.int64, device=backend.device)
         self._inference_mode = torch.inference_mode()  # one object for all steps: making it costs as much as entering
         self._prompts = pipeline.prompt_logprobs(model.compute_logits)
@@ -99,7 +100,7 @@ class ModelRunner:
         batch = self._inputs.prepare(scheduled, self.table.views)
         clock.mark("prepare")
         ctx = ForwardContext(self._plans(scheduled, batch))
-        spans = self._prompts.spans(scheduled)
+        spans = () if scheduled.goes_on else self._prompts.spans(scheduled)
         clock.mark("plan")
         return self.backend.submit(
             self._executable, (batch, ctx, spans, clock), partial(self._collect, scheduled, batch, spans, clock)
@@ -145,7 +146,8 @@ class ModelRunner:
         """The step's output on the host: the only part that waits for the device."""
         result, prompts = computed
         prompt_logprobs = self._prompts.collect(spans, prompts) if spans else None
-        num_valid = scheduled.samples.astype(np.int32)
+        one_each = scheduled.only_decodes
+        num_valid = self._ones_np[: scheduled.num_rows] if one_each else scheduled.samples.astype(np.int32)
         transfers = self._transfers()
         if result is None:
             clock.mark("post")
@@ -187,6 +189,9 @@ class ModelRunner:
 
     def _update_rows(self, scheduled: SchedulerOutput) -> None:
         """Rows that left are released before rows that arrive: an arriving request may take a row of this very step."""
+        if scheduled.goes_on:
+            self.table.apply(scheduled.new_block_ids)
+            return
         for row in (*scheduled.finished, *scheduled.preempted, *scheduled.aborted):
             self._prompts.release(row)
             for _, attention in self._attention:

@@ -198,8 +198,7 @@ class CpuPlan:
         """Moves the plan on to `batch`; False, and nothing has changed, when those decodes do not just go on."""
         if self._steady is None or not batch.goes_on:
             return False
-        seq_lens = batch.seq_lens.numpy()[: len(batch.rows_np)]
-        entered = self._steady.advance(batch.rows_np, seq_lens, batch.block_table[group].numpy())
+        entered = self._steady.advance(batch, group)
         if entered is None:
             return False
         self._slots = batch.slot_mapping[group]

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from framework.batch import InputBatch
 from framework_attention.spans import Ints, Span
 
 
@@ -41,22 +41,23 @@ class SteadyDecodes:
         rests = (1 - seq_lens) % block_size
         self._entering = [list(_entering(spans, rests, rest)) for rest in range(block_size)]
 
-    def advance(self, rows: NDArray[np.int32], seq_lens: Ints, table: NDArray[np.int32]) -> list[NewBlocks] | None:
+    def advance(self, batch: InputBatch, group: int) -> list[NewBlocks] | None:
         """Moves the masks on by one key; the blocks that were entered, or None when a span has no room for it.
 
-        rows [R] req_idx and seq_lens [R] of the next step, table [rows, max_blocks] physical blocks.
+        batch: the next step; of what it holds in tensors nothing is read while no block is entered.
         """
         if self._age >= self._room:
             return None
         self._age += 1
         for mask in self._masks:
             mask.admit_next()
-        entered = []
-        for span, places, batch_rows in self._entering[self._age % self._block_size]:
-            columns = (seq_lens[batch_rows] - 1) // self._block_size
-            blocks = table[rows[batch_rows], columns].astype(np.int64)
-            entered.append(NewBlocks(span, places, columns, blocks))
-        return entered
+        entering = self._entering[self._age % self._block_size]
+        return [self._enter(batch, group, *one) for one in entering] if entering else []
+
+    def _enter(self, batch: InputBatch, group: int, span: int, places: Ints, batch_rows: Ints) -> NewBlocks:
+        columns = (batch.seq_lens.numpy()[batch_rows] - 1) // self._block_size
+        blocks = batch.block_table[group].numpy()[batch.rows_np[batch_rows], columns]
+        return NewBlocks(span, places, columns, blocks.astype(np.int64))
 
 
 class _Mask:
