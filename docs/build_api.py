@@ -66,6 +66,8 @@ TESTING = (
     Part("Models with known logits", "framework/testing/crafted.py", ()),
     Part("Sampler stages", "framework/testing/stages.py", ()),
     Part("Attention", "framework/testing/attention.py", ()),
+    Part("KV connectors", "framework/testing/connector.py", ()),
+    Part("Faults of a KV connector", "framework/testing/fault_options.py", ()),
 )
 
 

@@ -76,6 +76,8 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class EngineOptions:
+    """Keys `engine.*`: precision, lengths, and how steps follow one another."""
+
     dtype: str = "auto"  # auto, float32, bfloat16, float16
     max_model_len: int | None = None  # None = the checkpoint's own limit
     seed: int | None = None
@@ -95,6 +97,8 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class KVCacheConfig:
+    """Keys `kv_cache.*`: memory of the past, in blocks of `block_size` tokens."""
+
     block_size: int | None = None  # None = the attention plugin's choice
     num_blocks: int | None = None  # None = from memory; includes the null block
     num_swap_blocks: int | None = None  # in host memory, for preemption=swap; None = as many as the pool, up to 4 GiB
@@ -115,6 +119,8 @@ class KVCacheConfig:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
+    """Group `scheduler`: how many requests and tokens a step takes, and what becomes of a request that yields."""
+
     name: str = "default"
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048

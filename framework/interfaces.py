@@ -256,6 +256,8 @@ class Backend(Protocol):
 
 
 class StepFuture(Protocol):
+    """A step on its way. `result` is the only place where the host waits for the device."""
+
     def result(self) -> StepOutput:
         """Waits for the step and returns its output; raises what the step raised."""
 
@@ -283,6 +285,8 @@ class AttentionCaps:
 
 @dataclass(frozen=True)
 class AttentionContext:
+    """What an attention plugin is built with; dtype is that of queries, keys and values."""
+
     backend: Backend
     block_size: int
     dtype: torch.dtype
@@ -520,10 +524,14 @@ class Drafter(Protocol):
 
 
 class CompiledGrammar(Protocol):
+    """A constraint that any number of requests share."""
+
     def matcher(self) -> GrammarMatcher: ...
 
 
 class GrammarMatcher(Protocol):
+    """One request's place in a grammar: which tokens may come next, and what was taken."""
+
     def fill(self, bitmask_row: Any) -> None: ...
     def accept(self, token_ids: Sequence[int]) -> bool: ...
     def rollback(self, n: int) -> None: ...
