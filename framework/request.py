@@ -315,7 +315,8 @@ class SamplingParams(_NamesItsFields):
     def _check_together(self) -> None:
         own = self.OWNER
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(f"{own}.min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})")
+            least, most = shown(self.min_tokens), self.max_tokens
+            raise ValueError(f"{own}.min_tokens ({least}) must not exceed max_tokens ({most})")
         if not self.detokenize and (self.stop or self.bad_words):
             field_name = "stop" if self.stop else "bad_words"
             raise ValueError(
