@@ -89,7 +89,7 @@ def _page(title: str, sentence: str, parts: Sequence[Part]) -> str:
     blocks = [f"# Reference: {title}", f"{sentence} {GENERATED}"]
     for part in parts:
         blocks += [f"## {part.heading}", *_Source(part.file).blocks(part.names)]
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 # -------------------------------------------------------------------------------------------------- Python sources
