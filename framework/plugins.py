@@ -113,7 +113,8 @@ class FrameworkHooks:
 
     @hookspec
     def on_request_finished(self, request: Any, output: RequestOutput) -> None:
-        """A request ended, for whatever reason."""
+        """A request ended, for whatever reason. `output` is its last one: of a request that streams deltas, the last
+        delta; `request.output_token_ids` are all of them."""
 
     @hookspec(firstresult=True)
     def select_backend(self, candidates: list[str]) -> str | None:
