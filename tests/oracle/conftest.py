@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from framework_connectors.block_store import drop_store
+
+from .settings import STORE
 from .tiny import NUM_REQUESTS, NUM_TOKENS, SAVE, continuations, prompts
 
 
@@ -19,3 +23,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def oracle(folders: dict[str, Path]) -> Any:
     return cache(lambda name: continuations(folders[name], prompts(NUM_REQUESTS), NUM_TOKENS))
+
+
+@pytest.fixture
+def fresh_store() -> Iterator[None]:
+    """The connectors of a test begin with nothing, and leave nothing."""
+    drop_store(STORE)
+    yield
+    drop_store(STORE)

@@ -1,24 +1,54 @@
-"""Pairwise covering arrays: few cases in which any two values of any two factors stand together at least once."""
+"""Covering arrays: few cases in which any `strength` values of as many factors stand together at least once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
+from random import Random
 from typing import Any
 
-
-def pairwise(factors: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Greedy: at each turn the case of the whole product that covers most of the pairs still open; deterministic."""
-    names = list(factors)
-    cases = [dict(zip(names, values, strict=True)) for values in product(*factors.values())]
-    open_pairs = {pair for case in cases for pair in _pairs(case)}
-    chosen = []
-    while open_pairs:
-        best = max(cases, key=lambda case: len(open_pairs & _pairs(case)))
-        chosen.append(best)
-        open_pairs -= _pairs(best)
-    return chosen
+Case = dict[str, Any]
 
 
-def _pairs(case: Mapping[str, Any]) -> set[tuple[Any, ...]]:
-    return {(a, case[a], b, case[b]) for a, b in combinations(sorted(case), 2)}
+def covering(factors: Mapping[str, Sequence[Any]], strength: int = 2, tries: int = 30) -> list[Case]:
+    """Greedy: each turn makes `tries` cases, value by value, and keeps the one that closes most of what is still open.
+
+    Deterministic. Source: AETG, Cohen et al. 1997, section 4.
+    """
+    random = Random(0)
+    still_open = dict.fromkeys(combinations_of(factors, strength))  # in order, unlike a set of strings
+    cases = []
+    while still_open:
+        made = [_make_case(factors, strength, still_open, random) for _ in range(tries)]
+        best = max(made, key=lambda case: sum(group in still_open for group in groups_of(case, strength)))
+        cases.append(best)
+        for group in groups_of(best, strength):
+            still_open.pop(group, None)
+    return cases
+
+
+def combinations_of(factors: Mapping[str, Sequence[Any]], strength: int) -> Iterator[tuple[Any, ...]]:
+    """((name, value), ...) of every `strength` factors, in the order of names."""
+    for names in combinations(sorted(factors), strength):
+        for values in product(*(factors[name] for name in names)):
+            yield tuple(zip(names, values, strict=True))
+
+
+def groups_of(case: Case, strength: int) -> Iterator[tuple[Any, ...]]:
+    """Those that stand together in a case."""
+    return combinations(sorted(case.items()), strength)
+
+
+def _make_case(
+    factors: Mapping[str, Sequence[Any]], strength: int, still_open: Mapping[Any, None], random: Random
+) -> Case:
+    """Starts with one that is open; each further factor takes the value that closes most."""
+    case = dict(random.choice(list(still_open)))
+    for name in random.sample(list(factors), len(factors)):
+        if name not in case:
+            others = list(combinations(sorted(case.items()), strength - 1))
+            case[name] = max(
+                random.sample(list(factors[name]), len(factors[name])),
+                key=lambda value: sum(tuple(sorted((*some, (name, value)))) in still_open for some in others),
+            )
+    return {name: case[name] for name in factors}

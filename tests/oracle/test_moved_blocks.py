@@ -1,4 +1,7 @@
-"""The engine against transformers while KV blocks move: swapped out and in, stored, loaded, late, failed, dropped."""
+"""What the oracle's cases lean on where KV blocks move: that blocks are swapped, and that loads fail.
+
+And who may take what another engine has stored.
+"""
 
 from __future__ import annotations
 
@@ -8,62 +11,17 @@ from typing import Any
 import pytest
 
 from framework import LLM, SamplingParams
-from framework_connectors.block_store import drop_store
 
-from .covering import pairwise
+from .running import assert_nothing_left
+from .settings import connector_words
 from .tiny import NUM_TOKENS, Case
 
-FAULTS = {
-    "late": ["late_saves=3"],
-    "failed": ["failed_loads=0.6"],
-    "dropped": ["dropped_loads=0.3", "dropped_saves=0.3"],
-    "reordered": ["reorder=true"],
-    "everything": ["late_saves=2", "failed_loads=0.3", "dropped_loads=0.2", "dropped_saves=0.2", "reorder=true"],
-}
-FACTORS: dict[str, list[Any]] = {
-    "connector": ["none", "memory", "small", *FAULTS],
-    "loads": ["within", "beside"],
-    "preemption": ["recompute", "swap", "little"],
-    "ahead": ["false", "true"],
-    "pool": ["roomy", "tight"],
-    "chunk": [7, 64],
-    "concurrent": [3, 16],
-    "cache": ["true", "false"],
-}
-PAIRS = pairwise(FACTORS)
-
-
-def words_of(case: dict[str, Any]) -> list[str]:
-    """Words of a case; the tight pool holds the longest request, 12 blocks of 8, and a third of another one."""
-    words = [
-        f"engine.async_scheduling={case['ahead']}",
-        f"scheduler.max_num_batched_tokens={case['chunk']}",
-        f"scheduler.max_num_seqs={case['concurrent']}",
-        f"scheduler.preemption={'recompute' if case['preemption'] == 'recompute' else 'swap'}",
-        f"kv_cache.num_blocks={400 if case['pool'] == 'roomy' else 17}",
-        f"kv_cache.prefix_caching={case['cache']}",
-    ]
-    if case["preemption"] == "little":
-        words.append("kv_cache.num_swap_blocks=2")
-    return words + connector_words(case["connector"], case["loads"] == "beside")
-
-
-def connector_words(name: str, is_async: bool) -> list[str]:
-    if name == "none":
-        return []
-    capacity = 200_000 if name == "small" else 1 << 30  # 200 kB: 16 blocks
-    options = {"store": "oracle", "capacity_bytes": capacity, "async_loads": str(is_async).lower()}
-    if name in FAULTS:
-        inner = ",".join(f"{key}:{value}" for key, value in options.items())
-        faults = [f"kv_connector.{word}" for word in FAULTS[name]]
-        return ["kv_connector=faulty", f"kv_connector.inner_options={{{inner}}}", *faults]
-    return ["kv_connector=memory", *(f"kv_connector.{key}={value}" for key, value in options.items())]
+pytestmark = pytest.mark.usefixtures("fresh_store")
 
 
 @pytest.fixture
 def run(folders: dict[str, Path], oracle: Any) -> Any:
     """Runs the prompts of the oracle twice, compares tokens, and returns the counters of a drained engine."""
-    drop_store("oracle")
 
     def run(*words: str, params: SamplingParams | None = None, num_requests: int = 10) -> dict[str, Any]:
         wanted: list[Case] = oracle("llama")[:num_requests]
@@ -74,19 +32,11 @@ def run(folders: dict[str, Path], oracle: Any) -> Any:
                 outputs = llm.generate([{"prompt_token_ids": c.prompt} for c in wanted], params, use_tqdm=False)
                 got = [o.outputs[0].token_ids for o in outputs]
                 assert got == [c.tokens[: params.max_tokens] for c in wanted]
-                stats = llm.engine.stats()
-                assert stats["num_free_blocks"] == stats["num_blocks"] - 1  # all but the null block
-                assert stats["num_free_swap_blocks"] == stats["num_swap_blocks"]
-                assert stats["num_running"] == stats["num_waiting"] == 0
+                assert_nothing_left(llm)
+            stats = llm.engine.stats()
         return {**stats, "cached": [o.num_cached_tokens for o in outputs]}
 
-    yield run
-    drop_store("oracle")
-
-
-@pytest.mark.parametrize("case", PAIRS, ids=lambda case: "-".join(map(str, case.values())))
-def test_tokens_are_those_of_transformers_however_blocks_move(run: Any, case: dict[str, Any]) -> None:
-    run(*words_of(case))
+    return run
 
 
 def test_cases_with_little_memory_do_swap_and_fall_back(run: Any) -> None:
