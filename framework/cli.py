@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     failed, 130 for Ctrl-C, 143 for SIGTERM, 141 when nobody reads the output any more."""
     wants_trace = os.environ.get(TRACE_SWITCH) == "1"
     _escape_what_stdout_cannot_show()
+    before = signal.signal(signal.SIGTERM, _interrupt)  # first of all: the imports below take a while
     try:
         flags, words = split_flags(sys.argv[1:] if argv is None else argv)
         if "--help" in flags:
@@ -63,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt as interrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def split_flags(argv: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
@@ -135,7 +138,7 @@ def _run_hydra(flags: dict[str, str | None], words: list[str]) -> None:
         composing.parts_of(composing.load(words, roots, primary))  # Hydra prints whatever composes: check it first
     _register_search_path()
     app = hydra.main(version_base="1.3", config_path=str(roots[0][1]), config_name=primary)(_app)
-    before = os.environ.get(TRACE_SWITCH), sys.argv, signal.signal(signal.SIGTERM, _interrupt)
+    before = os.environ.get(TRACE_SWITCH), sys.argv
     os.environ[TRACE_SWITCH] = "1"  # what Hydra refuses must reach us as an exception, not as a page of its own
     os.environ[WANTED_TRACE] = before[0] or ""
     sys.argv = [sys.argv[0], *_spelled(flags), *words]
@@ -146,7 +149,6 @@ def _run_hydra(flags: dict[str, str | None], words: list[str]) -> None:
     finally:
         _restore_trace_switch()
         sys.argv = before[1]
-        signal.signal(signal.SIGTERM, before[2])
     if ResultsTable.num_failed:
         raise SystemExit(1)
 
