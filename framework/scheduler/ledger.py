@@ -75,6 +75,15 @@ class Ledger:
                 return step.scheduled.step_id
         return None
 
+    def leaves_alone(self, request: Request, num_tokens: int) -> bool:
+        """Whether no step in flight computes or loads any of the request's first `num_tokens` tokens."""
+        for step in self._steps:
+            if request in step.requests:
+                start = step.scheduled.num_computed_tokens[step.requests.index(request)]
+                if start < num_tokens or any(new.request_id == request.request_id for new in step.scheduled.new):
+                    return False
+        return True
+
     def keep(self, kept: Kept) -> None:
         self._kept.append(kept)
         self.num_kept_blocks += len(kept.blocks)

@@ -349,7 +349,7 @@ class Scheduler:
         swapped = self._swap.num_held(request) * self._block_size
         fork = None
         if request.siblings and wants_fork(request, max(num_local, swapped)):
-            fork = fork_of(request, self._block_size)
+            fork = fork_of(request, self._block_size, self._ledger, plan.new)
             if fork is None and is_computed_by_sibling(request):
                 return True  # only this request waits
         has_own = swapped or fork is not None

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 from framework.request import RequestStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from framework.request import Request
+    from framework.scheduler.ledger import Ledger
 
 _ON_THEIR_WAY = (RequestStatus.RUNNING, RequestStatus.LOADING)
 
@@ -36,17 +39,19 @@ def wants_fork(request: Request, num_there: int) -> bool:
     return request.params.prompt_logprobs is None and _num_shared(request) > num_there
 
 
-def fork_of(request: Request, block_size: int) -> Fork | None:
-    """From a running sibling whose prompt is computed; None when there is none.
+def fork_of(request: Request, block_size: int, ledger: Ledger, arriving: Collection[Request]) -> Fork | None:
+    """From a running sibling whose prompt is computed, by steps that have come back; None when there is none.
 
-    Whole blocks are shared once they are committed. The rest may be written by a step in flight: it is copied by a
-    later one.
+    A step in flight may still fail to load what it was to load: what it writes is neither shared nor copied. Nor is
+    what those `arriving` with the step that is being made bring along: it swaps blocks in behind its copies.
     """
     num_tokens = _num_shared(request)
     num_blocks = num_tokens // block_size
     for other in request.siblings:
-        has_run = other.status is RequestStatus.RUNNING and other.num_computed_tokens >= num_tokens
-        if other is not request and has_run and other.num_published_blocks >= num_blocks:
+        is_there = other.status is RequestStatus.RUNNING and other.num_computed_tokens >= num_tokens
+        is_there = is_there and other is not request and other not in arriving
+        if is_there and ledger.leaves_alone(other, num_tokens):
+            assert other.num_published_blocks >= num_blocks, (other.request_id, other.num_published_blocks, num_blocks)
             return Fork(other, num_tokens, num_blocks)
     return None
 

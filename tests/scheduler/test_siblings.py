@@ -101,3 +101,29 @@ def test_preempted_sibling_gets_the_prompt_again_and_computes_its_own_tokens(sim
     shadow.drain()
     assert sum(r.num_preemptions for r in everyone) > 0
     assert everyone[0].output_token_ids == everyone[1].output_token_ids
+
+
+def test_what_a_step_in_flight_writes_is_not_copied(sim, family):
+    """It might fail to load what it was to load."""
+    shadow = sim.Shadow(block_size=4, num_blocks=40, max_in_flight=2, prefix_caching=False)
+    family(shadow, 2, range(3))
+    first, second = shadow.issue(), shadow.issue()
+    assert [new.request_id for new in first.new] == ["r0"] and second.new == []
+    shadow.commit()
+    assert [new.request_id for new in shadow.issue().new] == ["r1"]
+    shadow.drain()
+
+
+def test_what_a_step_swaps_in_is_copied_by_a_later_one(sim, family):
+    """Copies run before blocks are swapped in."""
+    shadow = sim.Shadow(block_size=4, num_blocks=5, prefix_caching=False, policy="priority",
+                        preemption="swap", num_swap_blocks=4)  # fmt: skip
+    first, _ = family(shadow, 2, range(3))
+    shadow.step()
+    shadow.step()
+    assert first.num_computed_tokens == 4  # a whole block of it can be swapped, and none of the other one
+    shadow.add(sim.request("urgent", range(20, 34), 2, arrival=2, priority=-1))
+    steps = [shadow.step() for _ in range(4)]
+    assert [[new.request_id for new in step.new] for step in steps] == [["urgent"], [], ["r0"], ["r1"]]
+    assert steps[2].block_ops.swap_in and steps[3].block_ops.copy
+    shadow.drain()
