@@ -151,7 +151,7 @@ class StructuredOutputsParams(_NamesItsFields):
         given = [f.name for f in fields(self) if getattr(self, f.name) is not None]
         if len(given) != 1:
             names = ", ".join(f.name for f in fields(self))
-            raise ValueError(f"structured_outputs needs exactly one of {names}; got {given or 'none'}")
+            raise ValueError(f"exactly one of {names} is needed; got {given or 'none'}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +302,10 @@ class SamplingParams(_NamesItsFields):
             self._set("extra_args", {str(k): dict(v) for k, v in self.extra_args.items()})
         if isinstance(self.structured_outputs, Mapping):
             given = {str(name): value for name, value in self.structured_outputs.items()}
-            self._set("structured_outputs", StructuredOutputsParams(**given))
+            try:
+                self._set("structured_outputs", StructuredOutputsParams(**given))
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{own}.structured_outputs: {error}") from None
         elif not isinstance(self.structured_outputs, StructuredOutputsParams | None):
             what = shown(self.structured_outputs)
             raise TypeError(f"{own}.structured_outputs must be a dict or StructuredOutputsParams, got {what}")

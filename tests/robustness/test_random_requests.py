@@ -73,8 +73,17 @@ def test_any_history_ends_with_every_block_returned_and_errors_are_named(llm, co
 
 
 def play(engine, history):
-    """The last outputs of the requests of a history that were admitted."""
-    outputs, names = [], []
+    """The last outputs of the requests of a history that were admitted; nothing of a history that fails is left."""
+    names = []
+    try:
+        return [output for output in outputs_of(engine, history, names) if output.finished]
+    finally:
+        for name in names:
+            engine.abort(name)
+
+
+def outputs_of(engine, history, names):
+    outputs = []
     for operation, *what in history:
         if operation == "add":
             names.append(f"r{len(names)}")
@@ -90,7 +99,7 @@ def play(engine, history):
             break
         outputs += engine.step()
     assert not engine.has_unfinished_requests(), f"still running after {MAX_STEPS} steps"
-    return [output for output in outputs if output.finished]
+    return outputs
 
 
 def admit(engine, name, prompt, given_params):
