@@ -75,14 +75,16 @@ def _members(groups: Tensor, chosen: Tensor) -> Tensor:
 def largest_ids(logits: Tensor, k: int) -> Tensor:
     """[L, k] int64 ids of the k largest logits in falling order, the lowest id first among equals.
 
-    The order is total, so that the first ids of a row do not depend on how many a neighbour asked for.
+    The order is total, so that the first ids of a row do not depend on how many a neighbour asked for. Those of a row
+    with NaN mean nothing, and stay in range: a NaN with its sign set stands behind the -inf of the padding.
     """
+    last = logits.shape[1] - 1
     groups = grouped(logits, float("-inf"))
     ids = torch.arange(groups.shape[1] * GROUP, device=logits.device).view(1, -1, GROUP).expand(len(logits), -1, -1)
     if k < groups.shape[1]:
         chosen = _falling(groups.amax(-1)).topk(k, sorted=False).indices
-        return _ordered(_members(groups, chosen), _members(ids, chosen), k)
-    return _ordered(groups.flatten(1), ids.flatten(1), k)
+        return _ordered(_members(groups, chosen), _members(ids, chosen), k).clamp_max_(last)
+    return _ordered(groups.flatten(1), ids.flatten(1), k).clamp_max_(last)
 
 
 def _ordered(values: Tensor, ids: Tensor, k: int) -> Tensor:

@@ -63,3 +63,12 @@ def test_log_sum_exp_equals_torch(vocab):
     logits = torch.randn(5, vocab, generator=torch.Generator().manual_seed(0)) * 5
     total = log_sum_exp(logits, logits.amax(-1, keepdim=True)).squeeze(1)
     torch.testing.assert_close(total, logits.double().logsumexp(-1).float(), rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("k", [1, 97])
+def test_largest_ids_of_a_row_that_is_no_number_stay_in_range(k, sign):
+    nan = torch.tensor([float("nan")]).copysign(torch.tensor(sign))
+    ids = largest_ids(torch.stack([nan.expand(97), torch.zeros(97)]), k)
+    assert ids.max() < 97
+    assert ids[1].tolist() == list(range(k))
