@@ -36,10 +36,7 @@ WORDS = [
     "backend=tpu",
     "server.port=8000",
     "server.host=localhost",
-    *(
-        f"+sampler/stage={name}"
-        for name in ("grammar", "allowed_ids", "bad_words", "logit_bias", "penalties")
-    ),
+    *(f"+sampler/stage={name}" for name in ("grammar", "allowed_ids", "bad_words", "logit_bias", "penalties")),
 ]
 
 COMMANDS = [
