@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from framework.engine.connector_answers import anything, claim, match, numbers, reports
+from framework.errors import shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,17 +73,26 @@ class GuardedConnector:
         self._meta: _Meta | None = None
         self._failed: list[int] = []
 
-    def _ask(self, method: str, neutral: T, *args: Any) -> T:
-        """The connector's answer; `neutral` from the moment on when it has raised."""
+    def _ask(self, method: str, read: Callable[[Any], T], neutral: T, *args: Any) -> T:
+        """What `read` makes of the connector's answer; `neutral` from the moment on when it has raised, or answered
+        what `read` cannot take."""
         if self._is_broken:
             return neutral
         try:
-            answer: T = getattr(self._connector, method)(*args)
-            return answer
+            answer = getattr(self._connector, method)(*args)
         except Exception:
             _log.exception("%s raised in %s; the engine goes on without it", self._label, method)
-            self._give_up()
-            return neutral
+        else:
+            try:
+                return read(answer)
+            except Exception as error:
+                text = "%s answered %s to %s (%s); the engine goes on without it"
+                _log.error(text, self._label, shown(answer), method, error)
+        self._give_up()
+        return neutral
+
+    def _tell(self, method: str, *args: Any) -> None:
+        self._ask(method, anything, None, *args)
 
     def _refuse_overdue(self) -> None:
         with self._lock:
@@ -109,14 +121,14 @@ class GuardedConnector:
     # -------------------------------------------------------------------------------------- scheduler side
 
     def matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        count, is_async = self._ask("matched_tokens", (0, False), request, num_computed_tokens)
+        count, is_async = self._ask("matched_tokens", match, (0, False), request, num_computed_tokens)
         self._is_async = is_async
         return count, is_async
 
     def after_alloc(self, request: Request, blocks: Blocks, num_external_tokens: int) -> None:
         if num_external_tokens:
             self._note_load(request, blocks, num_external_tokens)
-        self._ask("after_alloc", None, request, blocks, num_external_tokens)
+        self._tell("after_alloc", request, blocks, num_external_tokens)
 
     def _note_load(self, request: Request, blocks: Blocks, num_external_tokens: int) -> None:
         last = request.num_computed_tokens // self._block_size
@@ -132,15 +144,15 @@ class GuardedConnector:
                 self._loads[request.lease] = load
 
     def build_meta(self, scheduled: SchedulerOutput) -> _Meta | None:
-        inner = self._ask("build_meta", None, scheduled)
+        inner = self._ask("build_meta", anything, None, scheduled)
         leases, self._within_step = self._within_step, []
         return None if inner is None and not leases else _Meta(inner, leases)
 
     def request_finished(self, request: Request, blocks: Blocks) -> bool:
-        return self._keeps(request.lease, self._ask("request_finished", False, request, blocks))
+        return self._keeps(request.lease, self._ask("request_finished", claim, False, request, blocks))
 
     def request_preempted(self, request: Request, blocks: Blocks) -> bool:
-        return self._keeps(request.lease, self._ask("request_preempted", False, request, blocks))
+        return self._keeps(request.lease, self._ask("request_preempted", claim, False, request, blocks))
 
     def _keeps(self, lease: int, answer: bool) -> bool:
         with self._lock:
@@ -150,7 +162,7 @@ class GuardedConnector:
             return True
 
     def step_lost(self, meta: _Meta | None) -> None:
-        self._ask("step_lost", None, None if meta is None else meta.inner)
+        self._tell("step_lost", None if meta is None else meta.inner)
         self._step_over(meta)
 
     # ----------------------------------------------------------------------------------------- worker side
@@ -161,40 +173,39 @@ class GuardedConnector:
 
     def start_load(self, meta: _Meta | None) -> None:
         self._meta = meta
-        self._ask("start_load", None, None if meta is None else meta.inner)
+        self._tell("start_load", None if meta is None else meta.inner)
 
     def wait_layer(self, layer: int) -> None:
-        self._ask("wait_layer", None, layer)
+        self._tell("wait_layer", layer)
 
     def save_layer(self, layer: int) -> None:
-        self._ask("save_layer", None, layer)
+        self._tell("save_layer", layer)
 
     def wait_saves(self) -> None:
-        self._ask("wait_saves", None)
+        self._tell("wait_saves")
 
     def idle(self) -> None:
-        self._ask("idle", None)
+        self._tell("idle")
 
     def finished(self) -> tuple[Sequence[int], Sequence[int]]:
-        nothing: tuple[Sequence[int], Sequence[int]] = (), ()
-        sent, received = self._ask("finished", nothing)
-        failed = self._ask("failed_blocks", ())  # asked for now: a load is received only if this is answered as well
+        sent, received = self._ask("finished", reports, ([], []))
+        failed = self._ask("failed_blocks", numbers, [])  # now: a load is received only if this is answered as well
         with self._lock:
             sent = [lease for lease in dict.fromkeys(sent) if self._kept.pop(lease, None) is not None]
             received = [lease for lease in dict.fromkeys(received) if self._loads.pop(lease, None) is not None]
         self._refuse_overdue()
         with self._lock:
-            reports, self._reports = self._reports, _Reports()
-        self._failed = [*failed, *reports.failed]
+            owed, self._reports = self._reports, _Reports()
+        self._failed = [*failed, *owed.failed]
         self._step_over(self._meta)
-        return sent + reports.sent, received + reports.received
+        return sent + owed.sent, received + owed.received
 
     def failed_blocks(self) -> Sequence[int]:
         failed, self._failed = self._failed, []
         return failed
 
     def close(self) -> None:
-        self._ask("close", None)
+        self._tell("close")
 
     def _step_over(self, meta: _Meta | None) -> None:
         """Loads within the step of `meta` are done, or failed, or nobody needs them any more."""

@@ -2,6 +2,7 @@
 
 import logging
 
+import numpy as np
 import pytest
 
 from framework.engine import guarded_connector
@@ -46,9 +47,13 @@ def guard(is_async=False):
     return told, GuardedConnector(told, "kv_connector 'told' of acme 1.0", block_size=4)
 
 
+def make_request():
+    return Request("a", list(range(9)), SamplingParams(), seed=0, max_total_tokens=12)
+
+
 def stay(connector, lease=0):
     """A request of 9 tokens whose first two blocks of three are loaded."""
-    request = Request("a", list(range(9)), SamplingParams(), seed=0, max_total_tokens=12)
+    request = make_request()
     connector.matched_tokens(request, 0)
     request.lease, request.num_computed_tokens, request.block_ids = lease, 8, [[5, 6, 7]]
     connector.after_alloc(request, request.block_ids, 8)
@@ -137,6 +142,44 @@ def test_connector_that_falls_silent_is_taken_for_broken(monkeypatch, caplog, is
     monkeypatch.setattr(guarded_connector, "OVERDUE_S", -1.0)
     assert step(connector) == ([0], [0] if is_async else [], [5, 6] if is_async else [])
     assert "has not reported leases [0]" in caplog.text and told.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "reason"),
+    [
+        ("matched_tokens", 5, "cannot unpack"),
+        ("matched_tokens", (-4, False), "a number of tokens is 0 or more"),
+        ("matched_tokens", (True, False), "a number of tokens is 0 or more"),
+        ("matched_tokens", (2.5, False), "'float' object cannot be interpreted as an integer"),
+        ("matched_tokens", ("4", False), "'str' object cannot be interpreted as an integer"),
+        ("matched_tokens", (8, None), "neither True nor False"),
+        ("request_finished", None, "neither True nor False"),
+        ("request_preempted", 1, "neither True nor False"),
+        ("finished", None, "cannot unpack"),
+        ("finished", ([0], None), "not iterable"),
+        ("failed_blocks", None, "not iterable"),
+        ("failed_blocks", ["5"], "cannot be interpreted as an integer"),
+    ],
+)
+def test_wrong_answer_names_the_connector_and_ends_it(caplog, method, answer, reason):
+    told, connector = guard()
+    setattr(told, method, lambda *args: answer)
+    neutral = {"matched_tokens": (0, False), "finished": ([], []), "failed_blocks": []}.get(method, False)
+    with caplog.at_level(logging.ERROR):
+        if method == "failed_blocks":
+            assert step(connector) == ([], [], [])
+        else:
+            assert getattr(connector, method)(*(() if method == "finished" else (make_request(), [[]]))) == neutral
+    label, told_so = "kv_connector 'told' of acme 1.0", caplog.text
+    assert f"{label} answered {answer!r} to {method}" in told_so and reason in told_so and told.closed == 1
+    assert connector.matched_tokens(None, 0) == (0, False), "it is not asked any more"
+
+
+def test_numbers_of_another_kind_are_taken_as_they_are():
+    told, connector = guard()
+    told.matched_tokens = lambda request, num_computed_tokens: (np.int64(8), False)
+    count, _ = connector.matched_tokens(None, 0)
+    assert (count, type(count)) == (8, int)
 
 
 def test_null_metadata_stays_null():
