@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger("framework")
 OVERDUE_S = 300.0
-"""A connector that has not reported a load or a kept stay for so long is taken for broken: its requests would hang."""
+"""A connector that has not reported an asynchronous load or a kept stay for so long is taken for broken: its requests would hang."""
 
 
 @dataclass(slots=True)
@@ -95,8 +95,10 @@ class GuardedConnector:
         self._ask(method, anything, None, *args)
 
     def _refuse_overdue(self) -> None:
+        """Ends a connector that has been silent for too long. A load within a step takes as long as its step does."""
         with self._lock:
-            waiting = {lease: load.since for lease, load in self._loads.items()} | self._kept
+            loads = {lease: load.since for lease, load in self._loads.items() if load.is_async}
+            waiting = loads | self._kept
         late = [lease for lease, since in waiting.items() if monotonic() - since > OVERDUE_S]
         if late:
             _log.error(

@@ -144,6 +144,14 @@ def test_connector_that_falls_silent_is_taken_for_broken(monkeypatch, caplog, is
     assert "has not reported leases [0]" in caplog.text and told.closed == 1
 
 
+def test_load_within_a_slow_step_is_not_overdue(monkeypatch, caplog):
+    told, connector = guard()
+    stay(connector)
+    monkeypatch.setattr(guarded_connector, "OVERDUE_S", -1.0)
+    assert step(connector) == ([], [], [])
+    assert not caplog.text and told.closed == 0
+
+
 @pytest.mark.parametrize(
     ("method", "answer", "reason"),
     [
