@@ -100,7 +100,7 @@ class EngineCore:
                 self.scheduler.add_request(request)
                 added.append(request)
             self.events.emit("on_request_added", siblings[0])
-        except BaseException:  # an observer was interrupted, or a sibling's id is somebody else's
+        except BaseException:  # an observer was interrupted, or the scheduler refuses what it had passed
             for request in added:
                 self.scheduler.abort(request.request_id)
             raise

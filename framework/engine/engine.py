@@ -14,7 +14,8 @@ from framework.engine.admission import label
 from framework.engine.blame import culprit
 from framework.engine.output import OutputState
 from framework.engine.output_thread import Made, OutputsInPlace, OutputThread
-from framework.errors import FrameworkError, PluginError, RequestError, StageError
+from framework.engine.siblings import SIBLING_MARK
+from framework.errors import FrameworkError, PluginError, RequestError, StageError, shown
 from framework.request import NewTokens, OutputKind, Request, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
@@ -85,6 +86,10 @@ class Engine:
         request_id: Any = request.request_id
         if not isinstance(request_id, str) or not request_id:
             raise RequestError(f"request_id must be a non-empty string, got {request_id!r}")
+        if SIBLING_MARK in request_id:
+            raise RequestError(
+                f"request_id must not hold the character {SIBLING_MARK!r}, got {shown(request_id)}; leave it out"
+            )
         if request_id in taken:
             raise RequestError(f"request_id '{request_id}' is already running; give every request an id of its own")
         self.core.check_request(request)

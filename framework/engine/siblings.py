@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from framework.request import Request
 
 
+SIBLING_MARK = "\x1f"
+"""Stands between a request's id and the number of its completion. No caller's id holds it: none can be a sibling's."""
+
+
 def siblings_of(request: Request) -> list[Request]:
     """All n of them, in order. `request` itself is the first, with its own seed: it equals the one of n = 1."""
     if request.params.n == 1:
@@ -31,7 +35,7 @@ def _sibling(request: Request, index: int) -> Request:
         params = params.replace(prompt_logprobs=None)
     return replace(
         request,
-        request_id=f"{request.request_id}/{index}",
+        request_id=f"{request.request_id}{SIBLING_MARK}{index}",
         params=params,
         seed=child_seed(request.seed, index),
         sample_index=index,

@@ -55,7 +55,7 @@ def test_what_comes_behind_a_stop_string_is_left_out_and_the_scheduler_is_to_be_
     assert state.take_stopped() == [("r", "b")] and state.take_stopped() == []
     assert tell(state, (0, [a], None, None)) == []
     (output,) = tell(state, (1, [b], "length", None))
-    assert state.take_stopped() == [("r/1", "b")]
+    assert state.take_stopped() == [("r\x1f1", "b")]
     assert [(c.finish_reason, c.stop_reason) for c in output.outputs] == [("stop", "b")] * 2
     if kind == "final":
         assert [(c.text, c.token_ids) for c in output.outputs] == [("a", [a, b])] * 2

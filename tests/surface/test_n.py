@@ -172,12 +172,23 @@ def test_cached_tokens_are_the_value_of_the_first(folders):
         assert llm.engine.stats()["prefix_hit_tokens"] == 8
 
 
-def test_id_of_a_sibling_that_is_taken_refuses_the_request_and_harms_nobody(llm):
-    llm.engine.add_request("s/1", PROMPT, SamplingParams(seed=4, **WARM))
-    with pytest.raises(ValueError, match=r"request s/1: the id is in use"):
-        llm.engine.add_request("s", PROMPT, SamplingParams(n=2, **WARM))
-    (output,) = streamed(llm, "s/1")
-    assert output.outputs[0].finish_reason == "length"
+@pytest.mark.parametrize("names", [("s/1", "s"), ("s", "s/1"), ("s", "s1")])
+def test_no_id_of_a_caller_is_that_of_a_sibling(llm, names):
+    for name in names:
+        llm.engine.add_request(name, PROMPT, SamplingParams(n=2, seed=4, **WARM))
+    assert llm.engine.abort("s/1" if "s/1" in names else "s1").finished
+    (output,) = streamed(llm)
+    assert [c.finish_reason for c in output.outputs] == ["length", "length"]
+    assert_all_returned(llm)
+
+
+@pytest.mark.parametrize("name", ["s\x1f1", "\x1f"])
+def test_id_that_could_be_that_of_a_sibling_is_refused(llm, name):
+    llm.engine.add_request("s", PROMPT, SamplingParams(n=2, **WARM))
+    with pytest.raises(ValueError, match=r"request_id must not hold the character '\\x1f', got .*; leave it out"):
+        llm.engine.add_request(name, PROMPT)
+    (output,) = streamed(llm)
+    assert [c.finish_reason for c in output.outputs] == ["length", "length"]
     assert_all_returned(llm)
 
 
