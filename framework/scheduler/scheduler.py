@@ -21,7 +21,7 @@ from framework.scheduler.endings import append_tokens, stays
 from framework.scheduler.ledger import Kept, Ledger, StepRecord
 from framework.scheduler.parked import Loading, Parked
 from framework.scheduler.prefix_cache import PrefixCache
-from framework.scheduler.siblings import Fork, fork_of, is_computed_by_sibling, wants_fork
+from framework.scheduler.siblings import Fork, fork_of, is_worth_waiting, num_shared, wants_fork
 from framework.scheduler.step_plan import Leaving, StepPlan, block_delta
 from framework.scheduler.swap_space import SwapSpace
 
@@ -350,7 +350,7 @@ class Scheduler:
         fork = None
         if request.siblings and wants_fork(request, max(num_local, swapped)):
             fork = fork_of(request, self._block_size, self._ledger, plan.new)
-            if fork is None and is_computed_by_sibling(request):
+            if fork is None and is_worth_waiting(request, max(num_local, swapped), self._num_published(request)):
                 return True  # only this request waits
         has_own = swapped or fork is not None
         num_external, is_async = (0, False) if has_own else self._external_tokens(request, num_local)
@@ -381,6 +381,10 @@ class Scheduler:
         else:
             self._run(request, plan, num_tokens)
         return True
+
+    def _num_published(self, request: Request) -> int:
+        """Tokens of the request's prompt that a sibling publishes when it has computed them."""
+        return num_shared(request) // self._block_size * self._block_size if self._ctx.prefix_caching else 0
 
     def _copy_rest(self, fork: Fork, request: Request, plan: StepPlan) -> None:
         """Copy on write of the last, partial block: the donor writes on in its own, the sibling in the copy."""

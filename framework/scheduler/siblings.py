@@ -29,14 +29,14 @@ class Fork:
     num_blocks: int
 
 
-def _num_shared(request: Request) -> int:
+def num_shared(request: Request) -> int:
     """Tokens of the prompt whose KV a sibling can give: one known token is always left to compute."""
     return min(request.num_prompt_tokens, request.num_tokens - 1)
 
 
 def wants_fork(request: Request, num_there: int) -> bool:
     """Whether a sibling can give more than the `num_there` tokens that the request can have otherwise."""
-    return request.params.prompt_logprobs is None and _num_shared(request) > num_there
+    return request.params.prompt_logprobs is None and num_shared(request) > num_there
 
 
 def fork_of(request: Request, block_size: int, ledger: Ledger, arriving: Collection[Request]) -> Fork | None:
@@ -45,7 +45,7 @@ def fork_of(request: Request, block_size: int, ledger: Ledger, arriving: Collect
     A step in flight may still fail to load what it was to load: what it writes is neither shared nor copied. Nor is
     what those `arriving` with the step that is being made bring along: it swaps blocks in behind its copies.
     """
-    num_tokens = _num_shared(request)
+    num_tokens = num_shared(request)
     num_blocks = num_tokens // block_size
     for other in request.siblings:
         is_there = other.status is RequestStatus.RUNNING and other.num_computed_tokens >= num_tokens
@@ -56,6 +56,19 @@ def fork_of(request: Request, block_size: int, ledger: Ledger, arriving: Collect
     return None
 
 
-def is_computed_by_sibling(request: Request) -> bool:
-    """Whether a sibling computes the prompt, or loads it, so that it can give it soon."""
-    return any(r.status in _ON_THEIR_WAY for r in request.siblings if r is not request)
+def is_worth_waiting(request: Request, num_there: int, num_published: int) -> bool:
+    """Whether a sibling computes the prompt, or loads it, and will then leave more of it than the `num_there` tokens
+    that the request can have now.
+
+    num_published  tokens that it publishes, 0 without a prefix cache: all that is left of one that ends where its
+                   prompt does
+    What has befallen the first two is expected of all: nobody waits any more when both ended with their first token.
+    """
+    if all(_ended_at_once(r) for r in request.siblings[:2]):
+        return False
+    givers = (r for r in request.siblings if r is not request and r.status in _ON_THEIR_WAY)
+    return any(num_published > num_there or r.num_tokens + 1 < r.max_total_tokens for r in givers)
+
+
+def _ended_at_once(request: Request) -> bool:
+    return request.status is RequestStatus.FINISHED and request.num_output_tokens == 1

@@ -127,3 +127,25 @@ def test_what_a_step_swaps_in_is_copied_by_a_later_one(sim, family):
     assert [[new.request_id for new in step.new] for step in steps] == [["urgent"], [], ["r0"], ["r1"]]
     assert steps[2].block_ops.swap_in and steps[3].block_ops.copy
     shadow.drain()
+
+
+@pytest.mark.parametrize("caching, starts", [(True, [[0], [8] * 7]), (False, [[0] * 8])])
+def test_nobody_waits_for_a_sibling_that_ends_before_it_can_give(sim, family, caching, starts):
+    """What it leaves in the prefix cache is worth a step."""
+    shadow = sim.Shadow(block_size=4, num_blocks=80, max_num_batched_tokens=256, prefix_caching=caching)
+    family(shadow, 8, range(10), max_tokens=1)
+    assert [[new.num_computed_tokens for new in shadow.step().new] for _ in starts] == starts
+    shadow.drain()
+
+
+def test_siblings_run_together_once_two_have_ended_with_their_first_token(sim, family):
+    shadow = sim.Shadow(block_size=4, num_blocks=80, max_num_batched_tokens=256, prefix_caching=False)
+    first = sim.expected_output(sim.request("alone", range(10)))[0][0]
+    everyone = family(shadow, 6, range(10), eos_token_ids=frozenset([first]))
+    assert [[new.request_id for new in shadow.step().new] for _ in range(3)] == [
+        ["r0"],
+        ["r1"],
+        ["r2", "r3", "r4", "r5"],
+    ]
+    shadow.drain()
+    assert {r.finish_reason for r in everyone} == {"stop"}
