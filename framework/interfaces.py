@@ -592,7 +592,9 @@ class KVConnector(Protocol):
         """The stay ends, and the request comes back in another one. The answer means what request_finished's does."""
 
     def step_lost(self, meta: Any) -> None:
-        """The step of `meta` failed: what the worker side had not begun is given up and reported, loads as failed."""
+        """The step of `meta` failed, and its wait_saves may never come. What the worker side had not begun is given up,
+        and reported with the next step: kept stays as sent, asynchronous loads as received, their blocks as failed.
+        Nobody waits for loads within the step any more."""
 
     # Worker side.
 
@@ -605,8 +607,9 @@ class KVConnector(Protocol):
 
     def wait_layer(self, layer: int) -> None: ...
     def save_layer(self, layer: int) -> None: ...
-    def wait_saves(self) -> None:
-        """After the forward pass: what this step had to read has been read."""
+    def wait_saves(self, meta: Any) -> None:
+        """After the forward pass: what the step of `meta` had to read has been read. The start_load of a later step may
+        come before it, where a device computes several steps one behind the other."""
 
     def idle(self) -> None:
         """In the place of a forward pass when a step has no rows: may wait a moment for a transfer to end."""
@@ -615,8 +618,9 @@ class KVConnector(Protocol):
         """(sent, received) leases since the last call, each once."""
 
     def failed_blocks(self) -> Sequence[int]:
-        """Blocks whose load failed since the last call; of a load within the step in that step, of an asynchronous
-        one at the latest together with its lease."""
+        """Blocks whose load failed since the last call; of a load within a step at the latest in that step, of an
+        asynchronous one at the latest together with its lease. Blocks of a load within a lost step count for nothing:
+        they may be another request's by now."""
 
     def close(self) -> None:
         """The engine ends: no transfer touches its memory afterwards."""

@@ -48,7 +48,7 @@ class NoConnector:
     def save_layer(self, layer: int) -> None:
         return None
 
-    def wait_saves(self) -> None:
+    def wait_saves(self, meta: Any) -> None:
         return None
 
     def idle(self) -> None:

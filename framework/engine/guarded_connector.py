@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger("framework")
 OVERDUE_S = 300.0
-"""A connector that has not reported an asynchronous load or a kept stay for so long is taken for broken: its requests would hang."""
+"""A connector that has not reported an asynchronous load or a kept stay for so long is taken for broken."""
 
 
 @dataclass(slots=True)
@@ -48,13 +48,6 @@ class _Meta:
     within_step: list[int]
 
 
-@dataclass(slots=True)
-class _Reports:
-    sent: list[int] = field(default_factory=list)
-    received: list[int] = field(default_factory=list)
-    failed: list[int] = field(default_factory=list)
-
-
 class GuardedConnector:
     """`interfaces.KVConnector` around `connector`, which the log calls `label`."""
 
@@ -68,16 +61,16 @@ class GuardedConnector:
         self._is_broken = False
         self._loads: dict[int, _Load] = {}  # by lease, until they are reported, or the step that does them is over
         self._kept: dict[int, float] = {}  # since when
-        self._reports = _Reports()  # of a connector that has broken
         # Of the worker side alone:
-        self._meta: _Meta | None = None
+        self._meta: _Meta | None = None  # of the step that is reported next
         self._failed: list[int] = []
+        self._early: list[int] = []  # failed blocks of loads within steps that are still to be reported
 
-    def _ask(self, method: str, read: Callable[[Any], T], neutral: T, *args: Any) -> T:
-        """What `read` makes of the connector's answer; `neutral` from the moment on when it has raised, or answered
+    def _ask(self, method: str, read: Callable[[Any], T], neutral: Any, *args: Any) -> T:
+        """What `read` makes of the connector's answer; of `neutral` from the moment on when it has raised, or answered
         what `read` cannot take."""
         if self._is_broken:
-            return neutral
+            return read(neutral)
         try:
             answer = getattr(self._connector, method)(*args)
         except Exception:
@@ -89,7 +82,7 @@ class GuardedConnector:
                 text = "%s answered %s to %s (%s); the engine goes on without it"
                 _log.error(text, self._label, shown(answer), method, error)
         self._give_up()
-        return neutral
+        return read(neutral)
 
     def _tell(self, method: str, *args: Any) -> None:
         self._ask(method, anything, None, *args)
@@ -107,18 +100,13 @@ class GuardedConnector:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Ends the connector, and reports all that it still owes: loads as failed, stays as sent."""
+        """Ends the connector. What it still owes is reported with the next step: loads as failed, stays as sent."""
         try:
             self._connector.close()
         except Exception:
             _log.exception("%s raised in close", self._label)
         with self._lock:
             self._is_broken = True
-            self._reports.sent += self._kept
-            self._reports.received += [lease for lease, load in self._loads.items() if load.is_async]
-            self._reports.failed += [block for load in self._loads.values() for block in load.blocks]
-            self._kept.clear()
-            self._loads.clear()
 
     # -------------------------------------------------------------------------------------- scheduler side
 
@@ -139,11 +127,7 @@ class GuardedConnector:
         if not load.is_async:
             self._within_step.append(request.lease)
         with self._lock:
-            if self._is_broken:  # since it promised
-                self._reports.failed += load.blocks
-                self._reports.received += [request.lease] if load.is_async else []
-            else:
-                self._loads[request.lease] = load
+            self._loads[request.lease] = load
 
     def build_meta(self, scheduled: SchedulerOutput) -> _Meta | None:
         inner = self._ask("build_meta", anything, None, scheduled)
@@ -174,7 +158,6 @@ class GuardedConnector:
         self._connector.bind(backend, kv, specs)
 
     def start_load(self, meta: _Meta | None) -> None:
-        self._meta = meta
         self._tell("start_load", None if meta is None else meta.inner)
 
     def wait_layer(self, layer: int) -> None:
@@ -183,24 +166,51 @@ class GuardedConnector:
     def save_layer(self, layer: int) -> None:
         self._tell("save_layer", layer)
 
-    def wait_saves(self) -> None:
-        self._tell("wait_saves")
+    def wait_saves(self, meta: _Meta | None) -> None:
+        self._meta = meta
+        self._tell("wait_saves", None if meta is None else meta.inner)
 
     def idle(self) -> None:
         self._tell("idle")
 
     def finished(self) -> tuple[Sequence[int], Sequence[int]]:
-        sent, received = self._ask("finished", reports, ([], []))
-        failed = self._ask("failed_blocks", numbers, [])  # now: a load is received only if this is answered as well
+        sent, received = self._ask("finished", reports, ((), ()))
+        self._failed = self._due(self._ask("failed_blocks", numbers, ()))
+        if self._is_broken:  # a load is received only if its failures are known as well
+            sent, received = [], []
         with self._lock:
             sent = [lease for lease in dict.fromkeys(sent) if self._kept.pop(lease, None) is not None]
             received = [lease for lease in dict.fromkeys(received) if self._loads.pop(lease, None) is not None]
         self._refuse_overdue()
-        with self._lock:
-            owed, self._reports = self._reports, _Reports()
-        self._failed = [*failed, *owed.failed]
+        if self._is_broken:
+            self._report_owed(sent, received)
         self._step_over(self._meta)
-        return sent + owed.sent, received + owed.received
+        return sent, received
+
+    def _due(self, failed: Sequence[int]) -> list[int]:
+        """The failed blocks that this step reports. Those of a load within a later step come with that one; whatever is
+        in no open load is not reported at all: its step was lost, and it may be another request's by now."""
+        failed, self._early = [*self._early, *failed], []
+        if not failed:
+            return []
+        is_due: dict[int, bool] = {}
+        with self._lock:
+            for lease, load in self._loads.items():
+                is_due |= dict.fromkeys(load.blocks, load.is_async or lease in self._within(self._meta))
+        self._early = [block for block in failed if is_due.get(block) is False]
+        return [block for block in failed if is_due.get(block)]
+
+    def _report_owed(self, sent: list[int], received: list[int]) -> None:
+        """Adds what a broken connector owes by the end of this step."""
+        with self._lock:
+            sent += self._kept
+            self._kept.clear()
+            owed = {lease: load for lease, load in self._loads.items() if load.is_async}
+            received += owed
+            owed |= {lease: self._loads[lease] for lease in self._within(self._meta) if lease in self._loads}
+            self._failed += [block for load in owed.values() for block in load.blocks]
+            for lease in owed:
+                del self._loads[lease]
 
     def failed_blocks(self) -> Sequence[int]:
         failed, self._failed = self._failed, []
@@ -212,5 +222,9 @@ class GuardedConnector:
     def _step_over(self, meta: _Meta | None) -> None:
         """Loads within the step of `meta` are done, or failed, or nobody needs them any more."""
         with self._lock:
-            for lease in meta.within_step if meta is not None else ():
+            for lease in self._within(meta):
                 self._loads.pop(lease, None)
+
+    @staticmethod
+    def _within(meta: _Meta | None) -> Sequence[int]:
+        return () if meta is None else meta.within_step

@@ -176,7 +176,7 @@ class ConnectorEngine:
             self._books.kept.remove(lease)
         for lease in reports.received if reports else ():
             assert lease in self._books.loading, f"{self._books.name} reports lease {lease}, which does not load"
-            self._books.loading.remove(lease)
+            self._books.loading = {one: blocks for one, blocks in self._books.loading.items() if one != lease}
 
     # ---------------------------------------------------------------------------------------- worker's thread
 
@@ -192,9 +192,9 @@ class ConnectorEngine:
             raise _StepFailed
         sampled = np.zeros((scheduled.num_rows, 1), np.int32)
         wrong = self._forward(scheduled, sampled)
-        self._books.wait_saves()
+        self._books.wait_saves(scheduled.connector_meta)
         sent, received = self._books.finished()
-        failed = self._books.failed_blocks()
+        failed = self._waited_for(self._books.failed_blocks(), scheduled)
         for row in wrong:
             row.is_spoilt = True
             assert not set(failed).isdisjoint(row.blocks), (
@@ -202,6 +202,12 @@ class ConnectorEngine:
                 "it was reported as failed"
             )
         return StepOutput(sampled, scheduled.samples.astype(np.int32), connector=Transfers(sent, received, failed))
+
+    def _waited_for(self, failed: Sequence[int], scheduled: SchedulerOutput) -> list[int]:
+        """Without blocks of loads within lost steps, whose reports count for nothing."""
+        arrived = [block for new in scheduled.new for block in self._rows[new.req_idx].blocks]
+        awaited = {*arrived, *(block for blocks in self._books.loading.values() for block in blocks)}
+        return [block for block in failed if block in awaited]
 
     def _update_rows(self, scheduled: SchedulerOutput) -> None:
         for number in (*scheduled.finished, *scheduled.preempted, *scheduled.aborted):
@@ -262,12 +268,12 @@ class _ByArrival:
 
 
 class _Books:
-    """A connector, and what it owes: stays that it keeps, and asynchronous loads, by lease."""
+    """A connector, and what it owes: stays that it keeps, and asynchronous loads with their blocks, by lease."""
 
     def __init__(self, connector: KVConnector) -> None:
         self._connector, self.name = connector, type(connector).__name__
         self.kept: set[int] = set()
-        self.loading: set[int] = set()
+        self.loading: dict[int, list[int]] = {}
         self._is_async = False
 
     def __getattr__(self, name: str) -> Any:
@@ -279,7 +285,7 @@ class _Books:
 
     def after_alloc(self, request: Request, blocks: Sequence[Sequence[int]], num_external_tokens: int) -> None:
         if num_external_tokens and self._is_async:
-            self.loading.add(request.lease)
+            self.loading = {**self.loading, request.lease: [block for group in blocks for block in group]}
         self._connector.after_alloc(request, blocks, num_external_tokens)
 
     def request_finished(self, request: Request, blocks: Sequence[Sequence[int]]) -> bool:

@@ -168,8 +168,8 @@ class FaultyConnector:
     def save_layer(self, layer: int) -> None:
         self._inner.save_layer(layer)
 
-    def wait_saves(self) -> None:
-        self._inner.wait_saves()
+    def wait_saves(self, meta: FaultMeta) -> None:
+        self._inner.wait_saves(meta.inner)
 
     def idle(self) -> None:
         self._inner.idle()

@@ -96,7 +96,7 @@ class ModelRunner:
         clock.mark("rows")
         if not scheduled.num_rows:
             self._connector.idle()
-            return self.backend.submit(lambda: None, (), lambda _: self._collect_empty(clock))
+            return self.backend.submit(lambda: None, (), lambda _: self._collect_empty(scheduled, clock))
         batch = self._inputs.prepare(scheduled, self.table.views)
         clock.mark("prepare")
         ctx = ForwardContext(self._plans(scheduled, batch))
@@ -148,7 +148,7 @@ class ModelRunner:
         prompt_logprobs = self._prompts.collect(spans, prompts) if spans else None
         one_each = scheduled.only_decodes
         num_valid = self._ones_np[: scheduled.num_rows] if one_each else scheduled.samples.astype(np.int32)
-        transfers = self._transfers()
+        transfers = self._transfers(scheduled)
         if result is None:
             clock.mark("post")
             none = np.full((scheduled.num_rows, 1), -1, np.int32)
@@ -171,14 +171,14 @@ class ModelRunner:
         clock.mark("post")
         return output
 
-    def _collect_empty(self, clock: _Clock) -> StepOutput:
+    def _collect_empty(self, scheduled: SchedulerOutput, clock: _Clock) -> StepOutput:
         """The output of a step without rows."""
-        transfers = self._transfers()
+        transfers = self._transfers(scheduled)
         return StepOutput(np.zeros((0, 1), np.int32), np.zeros(0, np.int32), connector=transfers, timings=clock.seconds)
 
-    def _transfers(self) -> Transfers | None:
+    def _transfers(self, scheduled: SchedulerOutput) -> Transfers | None:
         """What the connector has to report after a step, None for nothing."""
-        self._connector.wait_saves()
+        self._connector.wait_saves(scheduled.connector_meta)
         sent, received = self._connector.finished()
         failed = self._connector.failed_blocks()
         return Transfers(sent, received, failed) if sent or received or failed else None

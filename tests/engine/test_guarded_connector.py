@@ -16,6 +16,7 @@ class Told(NoConnector):
 
     def __init__(self, is_async=False):
         self.is_async, self.fails, self.sent, self.received, self.closed = is_async, None, [], [], 0
+        self.failed = []
 
     def matched_tokens(self, request, num_computed_tokens):
         return 8, self.is_async
@@ -36,7 +37,8 @@ class Told(NoConnector):
     def failed_blocks(self):
         if self.fails == "failed_blocks":
             raise OSError("no route")
-        return ()
+        failed, self.failed = self.failed, []
+        return failed
 
     def close(self):
         self.closed += 1
@@ -62,8 +64,14 @@ def stay(connector, lease=0):
 
 def step(connector):
     """(sent, received, failed) of the worker side."""
-    connector.start_load(connector.build_meta(None))
-    connector.wait_saves()
+    meta = connector.build_meta(None)
+    connector.start_load(meta)
+    return end(connector, meta)
+
+
+def end(connector, meta):
+    """(sent, received, failed) of the step of `meta`, which has computed."""
+    connector.wait_saves(meta)
     sent, received = connector.finished()
     return list(sent), list(received), list(connector.failed_blocks())
 
@@ -75,6 +83,43 @@ def test_blocks_of_a_load_within_the_step_are_failed_when_the_connector_raises(c
     with caplog.at_level(logging.ERROR):
         assert step(connector) == ([], [], [5, 6])
     assert "kv_connector 'told' of acme 1.0 raised in start_load" in caplog.text and told.closed == 1
+
+
+def lose(connector):
+    """A step that fails behind its loads."""
+    meta = connector.build_meta(None)
+    connector.start_load(meta)
+    connector.step_lost(meta)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_failed_block_of_a_lost_step_is_reported_if_its_load_is_still_open(is_async):
+    told, connector = guard(is_async)
+    stay(connector)
+    lose(connector)
+    told.failed, told.received = [5, 8], [0]
+    assert step(connector) == (([], [0], [5]) if is_async else ([], [], [])), "5 may be another request's by now"
+
+
+def test_connector_that_broke_in_a_lost_step_owes_no_load_within_it():
+    told, connector = guard()
+    stay(connector)
+    told.fails = "start_load"
+    lose(connector)
+    assert step(connector) == ([], [], [])
+
+
+@pytest.mark.parametrize("fails", [None, "failed_blocks"])
+def test_load_within_a_step_fails_with_it_also_when_the_step_has_begun_before_others_ended(fails):
+    told, connector = guard()
+    first = connector.build_meta(None)
+    connector.start_load(first)
+    stay(connector)
+    second = connector.build_meta(None)
+    connector.start_load(second)
+    told.failed, told.fails = [6], fails
+    assert end(connector, first) == ([], [], [])
+    assert end(connector, second) == ([], [], [5, 6] if fails else [6])
 
 
 def test_load_of_an_earlier_step_is_not_failed_afterwards():

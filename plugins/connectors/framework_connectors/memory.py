@@ -85,7 +85,6 @@ class MemoryConnector:
         self._store = store_named(options.store, options.capacity_bytes)
         self._stays: dict[int, _Stay] = {}  # by lease
         self._next = MemoryMeta()
-        self._current: MemoryMeta | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._changed = threading.Condition()
         # Under `_changed`, for both sides:
@@ -135,9 +134,9 @@ class MemoryConnector:
             return
         with self._changed:
             self._count_saved(meta.saves)
-            for load in meta.loads:
+            for load in meta.loads if self._is_async else ():
                 self._failed += load.blocks
-                self._received += [load.lease] if self._is_async else []
+                self._received.append(load.lease)
         meta.saves, meta.loads = [], []
 
     def _end(self, request: Request, blocks: Sequence[Sequence[int]]) -> bool:
@@ -178,7 +177,6 @@ class MemoryConnector:
         self._backend, self._kv, self._specs = backend, kv, specs
 
     def start_load(self, meta: MemoryMeta | None) -> None:
-        self._current = meta
         while meta is not None and meta.loads:
             if self._is_async:
                 self._start_beside(meta.loads[0])
@@ -192,8 +190,7 @@ class MemoryConnector:
     def save_layer(self, layer: int) -> None:
         """Nothing: blocks are stored whole, after the forward pass."""
 
-    def wait_saves(self) -> None:
-        meta, self._current = self._current, None
+    def wait_saves(self, meta: MemoryMeta | None) -> None:
         if meta is None or not meta.saves:
             return
         layers = self._backend.gather_blocks(self._kv, self._specs, [save.block for save in meta.saves])
