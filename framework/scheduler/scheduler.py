@@ -223,15 +223,35 @@ class Scheduler:
     def _decide(self) -> StepRecord:
         before = self._decodes
         plan = StepPlan(self._ctx.max_num_batched_tokens)
-        self._continue_running(plan)
-        self._admit_waiting(plan)
+        try:
+            self._continue_running(plan)
+            self._admit_waiting(plan)
+        except Exception:  # the policy's
+            self._abandon(plan)
+            raise
         step = self._emit(plan)
         scheduled = step.scheduled
         is_whole = scheduled.only_decodes and len(step.requests) == len(self._running)
         if is_whole and before is not None and before is self._decodes and before.requests == step.requests:
-            scheduled.goes_on = not scheduled.block_ops  # nobody came or left: decided anew, it is the same step
+            scheduled.goes_on = True  # nobody came or left, so no block moves: decided anew, it is the same step
         self._decodes, self._course = step if is_whole else None, None
         return step
+
+    def _abandon(self, plan: StepPlan) -> None:
+        """Ends a plan that cannot be finished like a step that is made and lost: no move of it comes with a later one,
+        when its blocks are somebody else's. Who arrived with it waits again; who ran is left to the caller to abort."""
+        leaving, self._leaving = self._leaving, Leaving()
+        step = self._emit(plan)
+        self._lose(step.scheduled, self._connector.build_meta(step.scheduled))
+        self.pool.free(step.sources)
+        for request in plan.new:
+            self._send_back(request)
+        self._leaving = leaving  # nobody has been told of the rows of those that arrived
+        self._decodes = self._course = None
+
+    def _lose(self, scheduled: SchedulerOutput, connector_meta: Any) -> None:
+        self._swap.lose(scheduled.block_ops.swap_out)
+        self._connector.step_lost(connector_meta)
 
     def _stop_running(self, request: Request) -> None:
         self._running.remove(request)
@@ -489,8 +509,7 @@ class Scheduler:
         if step.sources:
             self.pool.free(step.sources)
         if output.is_lost:
-            self._swap.lose(scheduled.block_ops.swap_out)
-            self._connector.step_lost(scheduled.connector_meta)
+            self._lose(scheduled, scheduled.connector_meta)
         if output.connector is not None:
             self._take_transfers(output.connector)  # first: rows of a failed load draw nothing
         course = step.course
