@@ -612,7 +612,8 @@ class KVConnector(Protocol):
         come before it, where a device computes several steps one behind the other."""
 
     def idle(self) -> None:
-        """In the place of a forward pass when a step has no rows: may wait a moment for a transfer to end."""
+        """In the place of a forward pass when a step has no rows: may wait a moment for a transfer to end. The engine
+        waits one as well while something is to be reported."""
 
     def finished(self) -> tuple[Sequence[int], Sequence[int]]:
         """(sent, received) leases since the last call, each once."""

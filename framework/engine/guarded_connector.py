@@ -10,7 +10,8 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import monotonic
+from math import inf
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from framework.engine.connector_answers import anything, claim, match, numbers, reports
@@ -28,7 +29,10 @@ T = TypeVar("T")
 
 _log = logging.getLogger("framework")
 OVERDUE_S = 300.0
-"""A connector that has not reported an asynchronous load or a kept stay for so long is taken for broken."""
+"""A connector that has not reported an asynchronous load or a kept stay for so long is taken for broken; a request of
+which it has answered `ask again` for so long is computed."""
+IDLE_S = 0.001
+"""What a step without rows takes at least while the connector is waited for."""
 
 
 @dataclass(slots=True)
@@ -55,6 +59,7 @@ class GuardedConnector:
         self._connector, self._label, self._block_size = connector, label, block_size
         self.layerwise = bool(connector.layerwise)
         self._is_async = False  # the last answer about a match
+        self._unanswered: dict[Request, float] = {}  # `ask again`, since when
         self._within_step: list[int] = []
         self._lock = threading.Lock()
         # Under the lock, for both sides:
@@ -113,9 +118,25 @@ class GuardedConnector:
     def matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         count, is_async = self._ask("matched_tokens", match, (0, False), request, num_computed_tokens)
         self._is_async = is_async
+        if count is None and self._is_unanswered_for_long(request):
+            count = 0
         return count, is_async
 
+    def _is_unanswered_for_long(self, request: Request) -> bool:
+        if request not in self._unanswered:
+            self._unanswered = {r: since for r, since in self._unanswered.items() if r.finish_reason is None}
+            self._unanswered[request] = monotonic()
+        since = self._unanswered[request]
+        if monotonic() - since <= OVERDUE_S:
+            return False
+        if since > -inf:  # it may be asked about again, until it has its blocks
+            text = "%s has answered `ask again` of request %s for %.0f s; it is computed"
+            _log.error(text, self._label, request.request_id, OVERDUE_S)
+            self._unanswered[request] = -inf
+        return True
+
     def after_alloc(self, request: Request, blocks: Blocks, num_external_tokens: int) -> None:
+        self._unanswered.pop(request, None)
         if num_external_tokens:
             self._note_load(request, blocks, num_external_tokens)
         self._tell("after_alloc", request, blocks, num_external_tokens)
@@ -171,7 +192,16 @@ class GuardedConnector:
         self._tell("wait_saves", None if meta is None else meta.inner)
 
     def idle(self) -> None:
+        """Waits a moment, also where the connector does not: steps that do nothing but ask it are not made at full
+        speed."""
+        begun = monotonic()
         self._tell("idle")
+        if self._is_waited_for():
+            sleep(max(0.0, begun + IDLE_S - monotonic()))
+
+    def _is_waited_for(self) -> bool:
+        with self._lock:
+            return bool(self._unanswered or self._kept or any(load.is_async for load in self._loads.values()))
 
     def finished(self) -> tuple[Sequence[int], Sequence[int]]:
         sent, received = self._ask("finished", reports, ((), ()))

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from time import sleep
 from typing import Any
 from zlib import crc32
 
@@ -27,6 +28,8 @@ SHAPES = ((2, 3, -1, BLOCK_SIZE, 5), (-1, BLOCK_SIZE, 7))
 """Two layers of different layouts; the tokens of a block lie on the axis before the last in both."""
 BLOCK_BYTES = 4 * BLOCK_SIZE * (2 * 3 * 5 + 7)
 MAX_STEPS = 2000
+IDLE_S = 0.0005
+"""What a step without rows takes at least: an engine does not ask a connector at full speed."""
 
 
 def make_request(name: str, prompt: Sequence[int], max_tokens: int = 4, *, arrival: int = 0, **fields: Any) -> Request:
@@ -187,6 +190,7 @@ class ConnectorEngine:
         self._books.start_load(scheduled.connector_meta)
         if not scheduled.num_rows:
             self._books.idle()
+            sleep(IDLE_S)
         if fails:
             self._has_failed = True
             raise _StepFailed

@@ -1,6 +1,7 @@
 """The guard around a connector: what it owes is reported when it breaks or falls silent, and nothing else goes on."""
 
 import logging
+from time import monotonic
 
 import numpy as np
 import pytest
@@ -187,6 +188,49 @@ def test_connector_that_falls_silent_is_taken_for_broken(monkeypatch, caplog, is
     monkeypatch.setattr(guarded_connector, "OVERDUE_S", -1.0)
     assert step(connector) == ([0], [0] if is_async else [], [5, 6] if is_async else [])
     assert "has not reported leases [0]" in caplog.text and told.closed == 1
+
+
+def test_request_that_is_to_be_asked_about_for_ever_is_computed(monkeypatch, caplog):
+    told, connector = guard()
+    told.matched_tokens = lambda request, num_computed_tokens: (None, True)
+    first, second = make_request(), make_request()
+    assert connector.matched_tokens(first, 0) == (None, True)
+    monkeypatch.setattr(guarded_connector, "OVERDUE_S", 10.0)
+    now = monotonic()
+    monkeypatch.setattr(guarded_connector, "monotonic", lambda: now + 11)
+    assert connector.matched_tokens(second, 0) == (None, True), "each request has a clock of its own"
+    assert [connector.matched_tokens(first, 0)[0] for _ in range(2)] == [0, 0]
+    assert caplog.text.count("kv_connector 'told' of acme 1.0 has answered `ask again` of request a for 10 s") == 1
+    connector.after_alloc(first, [[1, 2, 3]], 0)
+    assert connector.matched_tokens(first, 0) == (None, True), "another stay"
+    assert told.closed == 0
+
+
+def test_clock_of_a_request_that_has_gone_is_forgotten():
+    told, connector = guard()
+    told.matched_tokens = lambda request, num_computed_tokens: (None, False)
+    gone = make_request()
+    connector.matched_tokens(gone, 0)
+    gone.finish_reason = "abort"
+    connector.matched_tokens(make_request(), 0)
+    assert gone not in connector._unanswered
+
+
+@pytest.mark.parametrize("waits_for", ["answer", "load", "kept stay", "nothing"])
+def test_steps_without_rows_are_not_made_at_full_speed_while_the_connector_is_waited_for(monkeypatch, waits_for):
+    told, connector = guard(is_async=waits_for == "load")
+    slept = []
+    monkeypatch.setattr(guarded_connector, "sleep", slept.append)
+    if waits_for == "answer":
+        told.matched_tokens = lambda request, num_computed_tokens: (None, False)
+        connector.matched_tokens(make_request(), 0)
+    elif waits_for != "nothing":
+        request = stay(connector)
+        step(connector)
+        if waits_for == "kept stay":
+            connector.request_finished(request, request.block_ids)
+    connector.idle()
+    assert len(slept) == (waits_for != "nothing") and all(0 < s <= guarded_connector.IDLE_S for s in slept)
 
 
 def test_load_within_a_slow_step_is_not_overdue(monkeypatch, caplog):
