@@ -106,6 +106,7 @@ class Scheduler:
         self._course: Course | None = None  # what has followed on it
         self._parked = Parked()
         self._swap = SwapSpace(ctx.num_swap_blocks)
+        self._loads: dict[Request, range] = {}  # columns that the connector fills, or has filled, in this stay
         self._load_no_more: set[Request] = set()  # a load of theirs has failed
         self._next_step_id = self._next_lease = 0
         self._counts = dict.fromkeys(_COUNTS, 0)
@@ -466,6 +467,8 @@ class Scheduler:
         request.num_published_blocks = num_hits
         request.num_computed_tokens = num_computed
         self._swap.swap_in(request, hits, num_hits)
+        if num_external:
+            self._loads[request] = range(num_hits, num_computed // self._block_size)
         self._connector.after_alloc(request, hits, num_external)
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = num_computed
@@ -598,6 +601,7 @@ class Scheduler:
         those that it keeps, and those that it is filling.
         """
         row, request.req_idx = request.req_idx, -1
+        self._loads.pop(request, None)
         blocks, request.block_ids = _in_token_order(request.block_ids), []
         is_loading = self._parked.loading.pop(request.lease, None) is not None
         last = None if row < 0 else self._ledger.last_naming(request)
@@ -642,6 +646,7 @@ class Scheduler:
 
     def _drop_loaded(self, request: Request) -> None:
         """The request waits for blocks again."""
+        self._uncount(request)
         self._give_up(request, self._connector.request_preempted(request, request.block_ids))
         request.num_computed_tokens = request.num_published_blocks = 0
 
@@ -652,14 +657,24 @@ class Scheduler:
 
     def _commit_loaded(self, request: Request, failed: Set[int]) -> None:
         """Commits what has come before the first block that failed. The request loads nothing more."""
-        count = _first_in(request.block_ids, failed)
-        assert count is not None, (request.block_ids, failed)
+        count, columns = _first_in(request.block_ids, failed), self._loads.get(request, range(0))
+        assert count in columns, f"request {request.request_id}: block {count} has failed, but {columns} are loaded"
         if count > request.num_published_blocks:
             self._cache.commit(request, count)
-        if not request.num_preemptions:
-            request.num_cached_tokens = min(request.num_cached_tokens, count * self._block_size)
+        self._uncount(request)
         self._load_no_more.add(request)
         self._counts["num_failed_loads"] += 1
+
+    def _uncount(self, request: Request) -> None:
+        """Takes back what a first admission counted: its loads have not come, or are given up before anybody read them.
+        The next admission is the first one then."""
+        if request.num_preemptions or request.num_cached_tokens < 0:
+            return
+        num_external = len(self._loads[request]) * self._block_size
+        self._counts["prefix_query_tokens"] -= request.num_tokens
+        self._counts["prefix_hit_tokens"] -= request.num_cached_tokens - num_external
+        self._counts["connector_hit_tokens"] -= num_external
+        request.num_cached_tokens = -1
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)

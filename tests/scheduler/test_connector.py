@@ -215,6 +215,44 @@ def test_running_request_takes_the_blocks_of_one_that_waits_with_loaded_ones(sim
     assert runs.num_preemptions == 0 and waits.output_token_ids == [7, 7] and is_drained(scheduler)
 
 
+def test_tokens_that_were_loaded_and_given_up_again_are_not_counted_as_cached(sim):
+    warehouse = Warehouse(8, is_async=True)
+    ctx = sim.context(connector=warehouse, num_blocks=7, max_num_batched_tokens=1, prefix_caching=False)
+    scheduler = Scheduler({}, ctx)
+    waits, runs = sim.request("a", range(20, 29), 2), sim.request("b", [1], 14, arrival=1)
+    scheduler.add_request(waits)
+    run(scheduler)
+    assert scheduler.stats()["connector_hit_tokens"] == 8
+    warehouse.there = 0
+    scheduler.add_request(runs)
+    run(scheduler, received=[0])
+    while waits.block_ids:
+        run(scheduler)
+    while scheduler.has_work():
+        run(scheduler)
+    stats = scheduler.stats()
+    assert waits.num_cached_tokens == 0 and (stats["connector_hit_tokens"], stats["prefix_query_tokens"]) == (0, 10)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_tokens_whose_load_failed_are_not_counted_as_cached(sim, is_async):
+    scheduler = Scheduler({}, sim.context(connector=Warehouse(12, is_async), prefix_caching=False))
+    request = sim.request("a", range(14), 2)
+    scheduler.add_request(request)
+    run(scheduler, failed=[2], received=[0] if is_async else [])
+    while scheduler.has_work():
+        run(scheduler)
+    stats = scheduler.stats()
+    assert request.num_cached_tokens == 0 and (stats["connector_hit_tokens"], stats["prefix_query_tokens"]) == (0, 14)
+
+
+def test_block_that_is_not_loaded_cannot_fail(sim):
+    scheduler = Scheduler({}, sim.context(connector=Warehouse(8)))
+    scheduler.add_request(sim.request("a", range(14), 2))
+    with pytest.raises(AssertionError, match=r"block 2 has failed, but range\(0, 2\) are loaded"):
+        run(scheduler, failed=[3])
+
+
 def test_preempted_blocks_come_back_with_the_report(sim):
     warehouse = Warehouse(keeps=True)
     scheduler = Scheduler({}, sim.context(connector=warehouse, num_blocks=6))
