@@ -16,6 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from framework.engine.build import build_engine
+from framework.engine.home import HomeProcess
 from framework.engine.llm import resolve_config, streaming_params
 from framework.request import RequestOutput, SamplingParams
 from framework.worker.task_thread import TaskThread
@@ -88,6 +89,7 @@ class AsyncLLM:
 
     Any number of streams run at a time, in one event loop or in several. A step that fails ends the streams of the
     requests that ran in it with a RuntimeError whose cause is the step's; those that wait for their turn go on.
+    As an `LLM` it serves the process that made it, and no fork of that one.
     """
 
     def __init__(
@@ -98,8 +100,13 @@ class AsyncLLM:
         self._listeners: dict[str, _Listener] = {}
         self._is_stepping = False  # a step is queued; read and written by the engine's thread alone
         self._is_closed = False
+        self._home = HomeProcess("AsyncLLM")
         self._thread = TaskThread("framework-engine")
-        self._engine = self._thread.submit(build_engine, config).result()
+        try:
+            self._engine = self._thread.submit(build_engine, config).result()
+        except BaseException:
+            self._thread.stop()
+            raise
         weakref.finalize(self, self._thread.stop)  # before the threads of the engine, which steps need, end themselves
 
     def generate(self, prompt: Any, params: SamplingParams | None = None, request_id: str | None = None) -> AsyncStream:
@@ -110,6 +117,7 @@ class AsyncLLM:
         request_id  None = one that is free
         Breaking off or cancelling aborts the request. What `LLM.generate` would raise is raised at the first output.
         """
+        self._home.refuse_elsewhere()
         return AsyncStream(self, prompt, params, self._new_id() if request_id is None else request_id)
 
     async def abort(self, request_id: str) -> None:
@@ -124,6 +132,8 @@ class AsyncLLM:
         """Aborts what runs, which ends its streams, and frees the model. May be called again."""
         if not self._is_closed:
             self._is_closed = True
+            if not self._home.is_here:
+                return
             self._thread.submit(self._close).result()
             self._thread.stop()
             del self._engine
@@ -146,12 +156,15 @@ class AsyncLLM:
         return next(i for i in map(str, self._ids) if i not in self._listeners)
 
     async def _ask(self, function: Callable[..., _T], *args: Any) -> _T:
+        self._home.refuse_elsewhere()
         if self._is_closed:
             raise RuntimeError("this AsyncLLM is closed; make another one")
         return await asyncio.wrap_future(self._thread.submit(function, *args))
 
     def _post(self, function: Callable[..., Any], *args: Any) -> None:
         """Asks for something that nobody waits for; nothing is left to do once the engine or the interpreter ends."""
+        if not self._home.is_here:
+            return
         try:
             self._thread.submit(function, *args)
         except RuntimeError:  # the thread was stopped

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from framework.engine.admission import label
 from framework.engine.blame import culprit
+from framework.engine.home import HomeProcess
 from framework.engine.output import OutputState
 from framework.engine.output_thread import Made, OutputsInPlace, OutputThread
 from framework.engine.siblings import SIBLING_MARK
@@ -51,6 +52,7 @@ class Engine:
         self._outputs: OutputsInPlace | OutputThread = OutputThread() if core.max_in_flight > 1 else OutputsInPlace()
         self._put_back: list[RequestOutput] = []
         self._broken: BaseException | None = None
+        self._home = HomeProcess("engine")
 
     def add_request(self, request_id: str, prompt: Any, params: SamplingParams | None = None) -> None:
         """Admits one request. Raises RequestError, NotBuiltError, ValueError or TypeError; nothing has run then."""
@@ -82,7 +84,7 @@ class Engine:
 
     def _check(self, request: Request, taken: Container[str]) -> None:
         """Raises what keeps the request from being queued; changes nothing. `taken` are ids in use."""
-        self._refuse_if_broken()
+        self._refuse_if_unusable()
         request_id: Any = request.request_id
         if not isinstance(request_id, str) or not request_id:
             raise RequestError(f"request_id must be a non-empty string, got {request_id!r}")
@@ -114,7 +116,7 @@ class Engine:
         stage that raises ends those that use it, with finish_reason `error`, and nobody else. PluginError names a third
         party's part that raised; its cause is what it raised.
         """
-        self._refuse_if_broken()
+        self._refuse_if_unusable()
         try:
             self._tell(self.core.step(), self.core.last_output)
             self._put_back += self._settle(self._due())
@@ -199,7 +201,8 @@ class Engine:
             what = " ".join(f"{type(error).__name__}: {error}".split())
             raise PluginError(f"{who} raised {what}. The requests that ran are aborted") from error
 
-    def _refuse_if_broken(self) -> None:
+    def _refuse_if_unusable(self) -> None:
+        self._home.refuse_elsewhere()
         if self._broken is not None:
             raise RuntimeError(
                 f"this engine stopped when a step failed ({self._broken!r}); close it and make another one"
@@ -210,6 +213,7 @@ class Engine:
 
         None as well for one that has just ended otherwise: its output comes with the next step.
         """
+        self._home.refuse_elsewhere()
         if not self.is_running(request_id):
             return None
         output = self._abort(request_id)
@@ -250,7 +254,9 @@ class Engine:
         }
 
     def close(self) -> None:
-        """Aborts what runs and stops the executor."""
+        """Aborts what runs and stops the executor; in a fork, which has no part in that, it does nothing."""
+        if not self._home.is_here:
+            return
         try:
             for request_id in list(self._states):
                 self.abort(request_id)

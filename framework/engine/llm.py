@@ -15,6 +15,7 @@ from framework.config import Config, compose
 from framework.engine.admission import chat_prompt
 from framework.engine.build import build_engine
 from framework.engine.choice import choose
+from framework.engine.home import HomeProcess
 from framework.engine.interrupt import between_steps
 from framework.engine.progress import Progress
 from framework.engine.stream import OutputStream
@@ -37,6 +38,7 @@ class LLM:
     overrides  words of the command line, with or without `+`: ["backend=cpu", "sampler=gumbel"]
     config     a `framework.config.Config` written by hand, instead of overrides
     Raises ConfigError, PluginError, CheckpointError or NotBuiltError.
+    It serves the process that made it: in a fork of that one its methods raise RuntimeError, and `close` does nothing.
     """
 
     engine: Engine
@@ -45,6 +47,7 @@ class LLM:
         self, model: str | None = None, *, overrides: Sequence[str] = (), config: Config | None = None
     ) -> None:
         built = resolve_config(model, overrides, config)
+        self._home = HomeProcess("LLM")
         self._path = model
         self._words = None if config is not None else list(overrides)
         self._ids = count()
@@ -133,7 +136,7 @@ class LLM:
     def _run(
         self, prompts: Sequence[Any], params: Sequence[SamplingParams | None], use_tqdm: bool | None
     ) -> list[RequestOutput]:
-        with self.turn():
+        with self._turn():
             ids = [self._new_id() for _ in prompts]
             self.engine.add_requests(ids, prompts, [self._whole(p) for p in params])
             try:
@@ -148,15 +151,16 @@ class LLM:
     ) -> OutputStream:
         if use_tqdm:
             raise ValueError("use_tqdm=True shows how a whole call gets on; leave it out with stream=True")
-        with self.turn():
+        with self._turn():
             ids = [self._new_id() for _ in prompts]
             defaults = self.engine.admission.defaults
             self.engine.add_requests(ids, prompts, [streaming_params(p, defaults) for p in params])
         return OutputStream(self, ids)
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def _turn(self) -> Iterator[None]:
         """One caller of the engine at a time: calls from several threads take turns."""
+        self._home.refuse_elsewhere()
         with self._lock:
             before, self._busy = self._busy, True
             try:
@@ -165,11 +169,13 @@ class LLM:
             finally:
                 self._busy = before
 
-    def abandon(self, request_ids: Iterable[str]) -> None:
+    def _abandon(self, request_ids: Iterable[str]) -> None:
         """Aborts requests that nobody waits for any more; now, or with the next turn where one is being taken.
 
         Streams call it at the end of their lives, which may come at any place of any thread: it never waits.
         """
+        if not self._home.is_here:
+            return
         self._abandoned.extend(request_ids)
         if self._abandoned and self._lock.acquire(blocking=False):
             try:
@@ -222,7 +228,7 @@ class LLM:
         What cannot be is refused before anything is given up, with the errors of the constructor. Should the new engine
         fail to be built after all, the old one is built again. RuntimeError while requests run.
         """
-        with self.turn():
+        with self._turn():
             if self.engine.has_unfinished_requests():
                 raise RuntimeError("reconfigure: requests are running; wait for them, or abort them first")
             words = check_words(overrides)
@@ -251,7 +257,7 @@ class LLM:
     def close(self) -> None:
         """Aborts what runs and frees the model. The object cannot be used afterwards."""
         engine = self.__dict__.pop("engine", None)
-        if engine is not None:
+        if engine is not None and self._home.is_here:
             engine.close()
 
     def __enter__(self) -> LLM:

@@ -32,7 +32,7 @@ class OutputStream(Iterator[RequestOutput]):
 
     def __next__(self) -> RequestOutput:
         try:
-            with self._llm.turn(), between_steps() as interrupted:
+            with self._llm._turn(), between_steps() as interrupted:
                 while not self._ready and self._open:
                     interrupted()
                     self._step()
@@ -56,7 +56,7 @@ class OutputStream(Iterator[RequestOutput]):
         """Aborts what still runs; the stream is at its end afterwards. May be called again."""
         left, self._open = self._open, set()
         self._ready.clear()
-        self._llm.abandon(left)
+        self._llm._abandon(left)
 
     def __enter__(self) -> OutputStream:
         return self

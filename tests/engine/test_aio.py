@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from framework import AsyncLLM, SamplingParams
-from framework.errors import ConfigError, RequestError
+from framework.errors import CheckpointError, ConfigError, RequestError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 LONG = SamplingParams(temperature=0, max_tokens=50)
@@ -253,3 +253,14 @@ loop.run_until_complete(main())
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_engine_that_cannot_be_built_leaves_no_thread(tmp_path):
+    before = set(threading.enumerate())
+    kept = None
+    try:
+        AsyncLLM(str(tmp_path / "nothing"))
+    except CheckpointError as error:
+        kept = error  # whose traceback holds what was half made
+    assert kept is not None
+    assert set(threading.enumerate()) <= before
