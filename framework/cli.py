@@ -197,7 +197,13 @@ def _with_command(cfg: DictConfig, args: RunArgs) -> RunArgs:
     words, primary = list(job.overrides.task), job.job.config_name or "config"
     typed = [_as_typed(word.lstrip("+"), cfg) for word in words]
     command = shlex.join(["python", "-m", "framework", *typed])
-    return replace(args, command=command, settings=lambda: settings_of(cfg, words, files, primary))
+    keys = [word.lstrip("+~").partition("=")[0] for word in words]
+    return replace(
+        args,
+        command=command,
+        typed=dict(zip(keys, typed, strict=True)),
+        settings=lambda: settings_of(cfg, words, files, primary),
+    )
 
 
 def _as_typed(word: str, cfg: DictConfig) -> str:

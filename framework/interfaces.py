@@ -652,6 +652,7 @@ class Bench(Protocol):
     units      of each figure, in the order in which they are shown
     parts      figures that add up to a whole, for a plot; may be empty
     num_units  what a round counts on the progress bar
+    unread     optional: {key of the command line that it sets itself: what to do instead}, refused when it is typed
     """
 
     needs_engine: bool

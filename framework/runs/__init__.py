@@ -31,6 +31,7 @@ class RunArgs:
     target          what a run such as `check` is about
     bench           the workload of `run=bench`, with its options
     command         the command line as it can be typed again, empty when there was none
+    typed           {key: word} of its words in their order, empty when there was none
     settings        who set which value; empty when there was no command line
     """
 
@@ -42,4 +43,5 @@ class RunArgs:
     options: Mapping[str, Any] = field(default_factory=dict)
     bench: ComponentConfig = field(default_factory=lambda: ComponentConfig("throughput"))
     command: str = ""
+    typed: Mapping[str, str] = field(default_factory=dict)
     settings: Callable[[], Sequence[Setting]] = tuple

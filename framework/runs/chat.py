@@ -11,13 +11,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from framework.config import build_options
-from framework.errors import ConfigError, FrameworkError
+from framework.errors import FrameworkError
 from framework.request import OutputKind, RequestOutput
 from framework.runs.chat_commands import Commands
 from framework.runs.chat_input import ChatInput
 from framework.runs.conversation import Conversation
 from framework.runs.options import ChatOptions
 from framework.runs.signals import Stop, held_signals
+from framework.runs.unread import OF_BENCH, refuse_texts, refuse_unread
 
 if TYPE_CHECKING:
     from framework.config import Config
@@ -42,14 +43,13 @@ def run(config: Config, args: RunArgs) -> None:
 
 
 def _refuse(args: RunArgs) -> None:
-    for key, way_out in (
-        ("prompts_file", "use run=generate, whose lines may hold messages"),
-        ("output", "the command /save writes the conversation"),
-        ("target", "leave it out"),
-    ):
-        value = getattr(args, key)
-        if value is not None:
-            raise ConfigError(f"{key}={value} means nothing to run=chat; {way_out}")
+    instead = {
+        "prompts_file": "use run=generate, whose lines may hold messages",
+        "output": "the command /save writes the conversation",
+        "target": "leave it out",
+    }
+    refuse_texts("chat", args, instead)
+    refuse_unread("chat", args, OF_BENCH)
 
 
 class Chat:

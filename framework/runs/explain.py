@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from framework.config import build_options
-from framework.errors import ConfigError
 from framework.plugins import registry
 from framework.runs import Setting
 from framework.runs.options import ExplainOptions
 from framework.runs.table import paragraph, table, terminal_width, title
+from framework.runs.unread import OF_BENCH, refuse_texts, refuse_unread
 
 if TYPE_CHECKING:
     from framework.config import Config
@@ -62,9 +62,8 @@ def run(config: Config, args: RunArgs) -> None:
 
 
 def _refuse(args: RunArgs) -> None:
-    for key in ("prompts_file", "output", "target"):
-        if getattr(args, key) is not None:
-            raise ConfigError(f"{key}={getattr(args, key)} means nothing to run=explain; leave it out")
+    refuse_texts("explain", args, dict.fromkeys(("prompts_file", "output", "target"), "leave it out"))
+    refuse_unread("explain", args, OF_BENCH)
 
 
 def _code_defaults(config: Config, known: set[str]) -> list[Setting]:

@@ -21,6 +21,7 @@ from framework.errors import ConfigError
 from framework.request import CompletionOutput, Logprob, OutputKind, RequestOutput, SamplingParams
 from framework.runs.output_file import OutputFile, refuse_same_file
 from framework.runs.signals import held_signals
+from framework.runs.unread import OF_BENCH, refuse_unread
 
 if TYPE_CHECKING:
     from framework.config import Config
@@ -81,6 +82,7 @@ def run(config: Config, args: RunArgs) -> dict[str, float]:
 
 
 def _refuse(args: RunArgs, trace: str | None) -> None:
+    refuse_unread("generate", args, OF_BENCH)
     if args.prompt is not None and args.prompts_file is not None:
         raise ConfigError("prompt and prompts_file are both given; use one of them")
     if args.system is not None:

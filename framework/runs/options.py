@@ -43,6 +43,16 @@ class BenchOptions:
 
 # ------------------------------------------------------------------------ workloads of run=bench, `bench.KEY`
 
+SET_BY_WORKLOADS = {
+    "sampler.max_tokens": "the keys under bench say how long an answer is",
+    "sampler.n": "a request of this workload has one completion",
+    "sampler.ignore_eos": "a request of this workload ends by its length alone",
+    "sampler.seed": "the seed of a request follows from the workload",
+    "sampler.detokenize": "the workload says whether text is made",
+    "sampler.output_kind": "only what is finished counts",
+}
+"""Parameters that our workloads choose themselves, and why another value does nothing."""
+
 
 @dataclass(frozen=True)
 class ThroughputOptions:

@@ -11,9 +11,11 @@ from importlib import metadata
 
 from framework.config import Config
 from framework.discovery import OURS
-from framework.errors import ConfigError, PluginError
+from framework.errors import PluginError
 from framework.plugins import ComponentSpec, Registry, registry
 from framework.runs import RunArgs
+from framework.runs.unread import OF_BENCH, refuse_texts, refuse_unread
+from framework.words import RUN_TEXTS
 
 HEADER = ("kind", "name", "distribution", "version", "api", "state")
 SUITES = {"stage": "framework.testing.stages", "attention": "framework.testing.attention",
@@ -24,8 +26,8 @@ _EXTRA = re.compile(r"""([A-Za-z0-9][\w.-]*).*;.*\bextra *== *['"]([\w.-]+)['"]"
 
 def run(config: Config, args: RunArgs) -> None:
     """Prints the table of components, the plugins that failed, what is not installed, and the health of the machine."""
-    if args.target is not None:
-        raise ConfigError(f"target={args.target} means nothing to run=plugins; leave it out")
+    refuse_texts("plugins", args, dict.fromkeys(RUN_TEXTS, "leave it out"))
+    refuse_unread("plugins", args, OF_BENCH)
     cores = _cores()  # before torch is imported, whose threads bind this one to a core
     found = registry()
     sections = (

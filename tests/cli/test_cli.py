@@ -99,13 +99,13 @@ def test_run_plugins_prints_a_table_and_the_health_of_the_machine(framework, tmp
 
 
 def test_sweep_goes_on_after_a_users_error_and_makes_a_table(framework, tmp_path):
-    result = framework("-m", "plugins", "+sampler=gumbel,greedy", "kv_cache.block_size=8,0", "prompt=a,b")
+    result = framework("-m", "plugins", "+sampler=gumbel,greedy", "kv_cache.block_size=8,0", "trace=a,b")
     assert result.returncode == 1, result.stderr
     (folder,) = tmp_path.glob("multirun/*/*")
     results = [json.loads((folder / str(job) / "result.json").read_text()) for job in range(4)]
     assert [r["status"] for r in results] == ["ok", "error", "ok", "error"]
     assert results[1]["error"] == "kv_cache.block_size=0 is too small. Use 1 or more"
-    assert results[2]["overrides"] == ["run=plugins", "sampler=greedy", "kv_cache.block_size=8", "prompt='a,b'"]
+    assert results[2]["overrides"] == ["run=plugins", "sampler=greedy", "kv_cache.block_size=8", "trace='a,b'"]
     assert len((folder / "results.csv").read_text().splitlines()) == 5
     assert "4 jobs, 2 failed" in result.stderr
     assert "HYDRA" not in result.stdout  # logs go to stderr

@@ -166,6 +166,8 @@ def test_interrupt_before_the_first_round_reports_nothing(benched, monkeypatch, 
         (["run.rounds=0"], "run.rounds=0 is too small"),
         (["run.plot=a.png"], "run.plot=a.png: plots are SVG"),
         (["prompt=x"], "prompt=x means nothing to run=bench"),
+        (["sampler.max_tokens=3"], "sampler.max_tokens=3 means nothing to run=bench; the keys under bench say how long"),
+        (["bench=startup", "+sampler.n=4"], "sampler.n=4 means nothing to run=bench; a request of this workload has"),
         (["output=no/such/o"], "output=no/such/o: No such file"),
     ],
 )

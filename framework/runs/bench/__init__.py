@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from framework.config import build_options
-from framework.errors import ConfigError
 from framework.plugins import registry
 from framework.runs.bench.plot import write_plot
 from framework.runs.bench.report import Report
 from framework.runs.options import BenchOptions
 from framework.runs.output_file import OutputFile
 from framework.runs.signals import Stop, held_signals
+from framework.runs.unread import refuse_texts, refuse_unread
 
 if TYPE_CHECKING:
     from framework.config import Config
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 def run(config: Config, args: RunArgs) -> dict[str, float]:
     """Prints the report; `output=` gets it as JSON, `run.plot=` as SVG. Returns the medians, the metrics of a sweep."""
-    _refuse(args)
     options = build_options(BenchOptions, args.options, "run")
     plugins, name = registry(), args.bench.name
     bench: Bench = plugins.load_target("bench", name)(plugins.build_options("bench", name, args.bench.options), config)
+    _refuse(args, getattr(bench, "unread", {}))
     report = Report(name, dict(args.bench.options), dict(bench.units), options.warmup, options.rounds, args.command)
     with ExitStack() as stack:
         sink = stack.enter_context(OutputFile(args.output)) if args.output else None
@@ -46,12 +46,10 @@ def run(config: Config, args: RunArgs) -> dict[str, float]:
     return report.medians()
 
 
-def _refuse(args: RunArgs) -> None:
-    for key in ("prompt", "system", "prompts_file", "target"):
-        if getattr(args, key) is not None:
-            raise ConfigError(
-                f"{key}={getattr(args, key)} means nothing to run=bench; the keys under bench say what runs"
-            )
+def _refuse(args: RunArgs, unread: Mapping[str, str]) -> None:
+    texts = ("prompt", "system", "prompts_file", "target")
+    refuse_texts("bench", args, dict.fromkeys(texts, "the keys under bench say what runs"))
+    refuse_unread("bench", args, unread)
 
 
 def _measure(bench: Bench, config: Config, options: BenchOptions, report: Report, stop: Stop) -> None:

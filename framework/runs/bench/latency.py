@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from framework.interfaces import BenchRound
 from framework.runs.bench.workload import Done, Work, check_lengths, pass_through, tokens
+from framework.runs.options import SET_BY_WORKLOADS
 
 if TYPE_CHECKING:
     from framework.config import Config
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 class Latency:
     """`interfaces.Bench`: nothing else runs beside the request, and nothing of it is in the prefix cache."""
 
+    unread: ClassVar[Mapping[str, str]] = SET_BY_WORKLOADS
     needs_engine: ClassVar[bool] = True
     parts: ClassVar[tuple[str, ...]] = ()
 

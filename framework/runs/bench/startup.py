@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from framework.errors import ConfigError, FrameworkError
 from framework.interfaces import BenchRound
+from framework.runs.options import SET_BY_WORKLOADS
 
 if TYPE_CHECKING:
     from framework.config import Config
@@ -28,6 +29,7 @@ REFUSED = 2  # exit code of the process for a user's error
 class Startup:
     """`interfaces.Bench`: composing the configuration is not in it, since the process gets it whole."""
 
+    unread: ClassVar[Mapping[str, str]] = SET_BY_WORKLOADS
     needs_engine: ClassVar[bool] = False
     parts: ClassVar[tuple[str, ...]] = ("interpreter and imports", "checkpoint", "weights", "the rest", "first token")
     units: ClassVar[Mapping[str, str]] = {"start to first token": "s", **dict.fromkeys(parts, "s")}
@@ -82,7 +84,7 @@ def _process(input_len: int, start: float) -> None:
     imported = time.time() - start
     engine = build_engine(config)
     built = time.time() - start
-    params = engine.admission.defaults.replace(max_tokens=1, detokenize=False)
+    params = engine.admission.defaults.replace(n=1, max_tokens=1, detokenize=False)
     engine.add_request("first", [1 % engine.admission.limits.vocab_size] * input_len, params)
     while engine.has_unfinished_requests():
         engine.step()

@@ -9,6 +9,7 @@ import numpy as np
 
 from framework.interfaces import BenchRound
 from framework.runs.bench.workload import Done, Work, arrivals, check_lengths, lengths, pass_through, tokens
+from framework.runs.options import SET_BY_WORKLOADS
 
 if TYPE_CHECKING:
     from framework.config import Config
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 class Throughput:
     """`interfaces.Bench`: each round puts the same requests through the engine, with nothing in its prefix cache."""
 
+    unread: ClassVar[Mapping[str, str]] = SET_BY_WORKLOADS
     needs_engine: ClassVar[bool] = True
     units: ClassVar[Mapping[str, str]] = {
         "output tokens": "1/s", "all tokens": "1/s", "requests": "1/s", "TTFT, median": "ms", "TTFT, p99": "ms",

@@ -111,7 +111,7 @@ def _prompt(work: Work, salt: str) -> dict[str, Any]:
 def _params(engine: Engine, work: Work, detokenize: bool) -> SamplingParams:
     """The configured defaults, for a fixed number of tokens."""
     changes: dict[str, Any] = {
-        "max_tokens": work.output_len, "ignore_eos": True, "seed": work.seed, "output_kind": OutputKind.FINAL,
+        "n": 1, "max_tokens": work.output_len, "ignore_eos": True, "seed": work.seed, "output_kind": OutputKind.FINAL,
     }  # fmt: skip
     if not detokenize:
         changes["detokenize"] = False
