@@ -1,0 +1,34 @@
+"""Memory, threads and objects of this process, and how fast a figure grows."""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Measure:
+    """At one quiet moment. minutes since the start; requests served so far; resident MB (10^6 bytes)."""
+
+    minutes: float
+    num_requests: int
+    resident_mb: float
+    num_threads: int
+    num_objects: int
+
+
+def measure(minutes: float, num_requests: int) -> Measure:
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    status = Path("/proc/self/status").read_text().split("Threads:")[1]
+    resident = pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+    return Measure(minutes, num_requests, resident, int(status.split()[0]), len(gc.get_objects()))
+
+
+def growth(x: Sequence[float], y: Sequence[float]) -> float:
+    """Slope of the least squares line."""
+    return statistics.linear_regression(x, y).slope
