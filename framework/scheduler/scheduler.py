@@ -658,7 +658,8 @@ class Scheduler:
     def _commit_loaded(self, request: Request, failed: Set[int]) -> None:
         """Commits what has come before the first block that failed. The request loads nothing more."""
         count, columns = _first_in(request.block_ids, failed), self._loads.get(request, range(0))
-        assert count in columns, f"request {request.request_id}: block {count} has failed, but {columns} are loaded"
+        text = f"request {request.request_id}: block {count} has failed, but {columns} are loaded"
+        assert count is not None and count in columns, text
         if count > request.num_published_blocks:
             self._cache.commit(request, count)
         self._uncount(request)
