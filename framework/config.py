@@ -233,9 +233,8 @@ def build_options(cls: type | None, options: Mapping[str, Any], path: str) -> An
     known = [] if cls is None else [f.name for f in fields(cls) if f.init]
     for name in options:
         if name not in known:
-            raise ConfigError(
-                f"{path}.{name}: there is no such key.{did_you_mean(name, known)} Known: {', '.join(known) or 'none'}"
-            )
+            near = did_you_mean(str(name), known)
+            raise ConfigError(f"{path}.{name}: there is no such key.{near} Known: {', '.join(known) or 'none'}")
     try:
         return {} if cls is None else cls(**options)
     except TypeError as error:

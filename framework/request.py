@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, InitVar, dataclass, field, fields
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,24 +29,46 @@ GREEDY_TEMPERATURE = 1e-5
 """Below this temperature a row is greedy: argmax, no draw."""
 
 
-class _NamesItsFields:
-    """Refuses unknown keywords with the nearest known one, and remembers which fields the caller named."""
+class _Itself:
+    """A default of None in the class, and in an object the object: what `dataclasses.replace` reads and passes on."""
 
-    named: frozenset[str]
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return instance
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NamesItsFields:
+    """Refuses unknown keywords with the nearest known one, and remembers which fields the caller named.
+
+    `dataclasses.replace` calls the constructor with every field, and with the object it has them from as `_source`:
+    what stands there already was not named by this call.
+    """
+
+    _source: InitVar[Any] = _Itself()
+
+    named: ClassVar[frozenset[str]]  # of each object, though no field: it is neither compared nor shown
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        known = [f.name for f in fields(cls)]  # type: ignore[arg-type]  # every subclass is a dataclass
+        source = kwargs.get("_source")
+        if isinstance(source, cls):
+            del kwargs["_source"]
+            kwargs = {name: value for name, value in kwargs.items() if value is not getattr(source, name, MISSING)}
+        known = [f.name for f in fields(cls)]
         for word in kwargs:
             if word not in known:
                 hint = did_you_mean(word, known) or f" Known: {', '.join(known)}"
                 raise TypeError(f"{cls.__name__} has no parameter {shown(word)}.{hint}")
         self = object.__new__(cls)
-        object.__setattr__(self, "named", frozenset(kwargs))
+        named = frozenset(kwargs) | (source.named if isinstance(source, cls) else frozenset())
+        object.__setattr__(self, "named", named)
         return self
 
     def replace(self, **changes: Any) -> Any:
-        """A checked copy with `changes`; what the caller had named stays named, and so do the changes."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]  # as above
+        """A checked copy with `changes`; what the caller had named stays named, and so do the changes.
+
+        `dataclasses.replace` differs in one point: it cannot tell a change to the value that stands there already.
+        """
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
         copy = type(self)(**{**values, **changes})
         object.__setattr__(copy, "named", self.named | frozenset(changes))
         return copy
@@ -90,6 +112,13 @@ def _flag(owner: str, name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{owner}.{name} must be True or False, got {shown(value)}")
     return value
+
+
+def _name(owner: str, name: str, key: Any) -> str:
+    """A key of a mapping from names."""
+    if not isinstance(key, str) or not key.isprintable():
+        raise TypeError(f"{owner}.{name} must map names to values, got {shown(key)} for a name")
+    return key
 
 
 def _token_ids(owner: str, name: str, value: Any, *, if_empty: str | None = None) -> tuple[int, ...]:
@@ -147,7 +176,7 @@ class StructuredOutputsParams(_NamesItsFields):
     grammar: str | None = None
     structural_tag: str | Mapping[str, Any] | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, _source: Any) -> None:
         given = [f.name for f in fields(self) if getattr(self, f.name) is not None]
         if len(given) != 1:
             names = ", ".join(f.name for f in fields(self))
@@ -197,7 +226,7 @@ class SamplingParams(_NamesItsFields):
     extra_args                  {stage: {name: value}}: parameters of stages that have no field here
     Raises ValueError or TypeError at construction, naming field, value and range; an unknown name is a TypeError
     with the nearest known one. `named` holds the fields the caller wrote: only those can make a pipeline refuse.
-    For a changed copy use `.replace()`, which adds its changes to `named`; `dataclasses.replace` names every field.
+    A changed copy, by `.replace()` or `dataclasses.replace`, adds its changes to `named`.
     """
 
     n: int = 1
@@ -231,7 +260,7 @@ class SamplingParams(_NamesItsFields):
 
     OWNER: ClassVar[str] = "SamplingParams"
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, _source: Any) -> None:
         self._check_numbers()
         self._check_lists()
         self._check_mappings()
@@ -285,13 +314,16 @@ class SamplingParams(_NamesItsFields):
                 raise TypeError(f"{own}.logit_bias must map token ids to numbers, got {shown(self.logit_bias)}")
             bias = self.logit_bias.items()
             checked = {
-                _integer(own, "logit_bias key", k, 0): _number(own, f"logit_bias[{k}]", v, -100, 100) for k, v in bias
+                _integer(own, "logit_bias key", k, 0): _number(own, f"logit_bias[{shown(k)}]", v, -100, 100)
+                for k, v in bias
             }
             self._set("logit_bias", checked)
         if self.stages is not None:
             if not isinstance(self.stages, Mapping):
                 raise TypeError(f"{own}.stages must map stage names to True or False, got {shown(self.stages)}")
-            self._set("stages", {str(k): _flag(own, f"stages[{k}]", v) for k, v in self.stages.items()})
+            self._set(
+                "stages", {_name(own, "stages", k): _flag(own, f"stages[{k}]", v) for k, v in self.stages.items()}
+            )
         if self.extra_args is not None:
             if not isinstance(self.extra_args, Mapping) or not all(
                 isinstance(v, Mapping) for v in self.extra_args.values()
@@ -299,9 +331,9 @@ class SamplingParams(_NamesItsFields):
                 raise TypeError(
                     f"{own}.extra_args must map stage names to dicts of parameters, got {shown(self.extra_args)}"
                 )
-            self._set("extra_args", {str(k): dict(v) for k, v in self.extra_args.items()})
+            self._set("extra_args", {_name(own, "extra_args", k): dict(v) for k, v in self.extra_args.items()})
         if isinstance(self.structured_outputs, Mapping):
-            given = {str(name): value for name, value in self.structured_outputs.items()}
+            given = {_name(own, "structured_outputs", k): v for k, v in self.structured_outputs.items()}
             try:
                 self._set("structured_outputs", StructuredOutputsParams(**given))
             except (TypeError, ValueError) as error:

@@ -141,7 +141,7 @@ class Admission:
             if type(i) is not int:
                 ids[place] = i = as_integer(f"prompt_token_ids[{place}]", i)
             if not 0 <= i < vocab:
-                raise RequestError(f"prompt_token_ids[{place}] is {i}, outside the vocabulary 0..{vocab - 1}")
+                raise RequestError(f"prompt_token_ids[{place}] is {shown(i)}, outside the vocabulary 0..{vocab - 1}")
         return ids
 
     @staticmethod
@@ -154,7 +154,7 @@ class Admission:
         priority = as_integer("priority", given)
         if priority and self.limits.policy != "priority":
             raise RequestError(
-                f"priority={priority} needs policy=priority, but policy={self.limits.policy}; "
+                f"priority={shown(priority)} needs policy=priority, but policy={self.limits.policy}; "
                 "leave priority out or start the engine with policy=priority"
             )
         return priority
@@ -181,7 +181,7 @@ class Admission:
         vocab = self.limits.vocab_size
         for i in params.stop_token_ids:
             if i >= vocab:
-                raise RequestError(f"stop_token_ids holds {i}, outside the vocabulary 0..{vocab - 1}")
+                raise RequestError(f"stop_token_ids holds {shown(i)}, outside the vocabulary 0..{vocab - 1}")
         if self.tokenizer is None and params.stop:
             raise RequestError(
                 f"stop={list(params.stop)} needs text, and the model has no tokenizer; use stop_token_ids"
@@ -191,7 +191,7 @@ class Admission:
         for name in ("logprobs", "prompt_logprobs"):
             k = getattr(params, name)
             if k is not None and k > vocab:
-                raise RequestError(f"{name}={k} is more than the vocabulary of {vocab} tokens")
+                raise RequestError(f"{name}={shown(k)} is more than the vocabulary of {vocab} tokens")
         self._pipeline.validate(params)
 
     # ------------------------------------------------------------------------------------------------ requests

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from framework.errors import NotBuiltError, RequestError, did_you_mean
+from framework.errors import NotBuiltError, RequestError, did_you_mean, shown
 from framework.request import GREEDY_TEMPERATURE
 
 if TYPE_CHECKING:
@@ -62,13 +62,15 @@ def _check_read(name: str, stages: Sequence[Deployed], active: Sequence[Deployed
     readers = [s.key for s in stages if field in s.spec.params]
     if readers:
         raise RequestError(
-            f"stages switches off '{readers[0]}', the stage of sampler={name} that reads {field}={value!r}."
+            f"stages switches off '{readers[0]}', the stage of sampler={name} that reads {field}={shown(value)}."
             " Leave out one of the two"
         )
     if field in UNBUILT:
-        raise NotBuiltError(f"SamplingParams.{field}={value!r} is not built yet: no stage of sampler={name} reads it")
+        raise NotBuiltError(
+            f"SamplingParams.{field}={shown(value)} is not built yet: no stage of sampler={name} reads it"
+        )
     raise RequestError(
-        f"sampler={name} has no stage that reads {field}={value!r}, so it would be ignored. Leave {field} out,"
+        f"sampler={name} has no stage that reads {field}={shown(value)}, so it would be ignored. Leave {field} out,"
         " or deploy a stage that reads it, such as those of sampler=gumbel"
     )
 
@@ -77,7 +79,7 @@ def _check_switches(stages: Sequence[Deployed], params: SamplingParams) -> None:
     known = {s.key: s for s in stages}
     for key, on in (params.stages or {}).items():
         if key not in known:
-            raise RequestError(f"stages names '{key}', {_unknown(key, known)}")
+            raise RequestError(f"stages names {shown(key)}, {_unknown(key, known)}")
         if not on and known[key].spec.essential:
             raise RequestError(f"stages cannot switch '{key}' off: the request's constraints depend on it")
         if not on and known[key].spec.kind == "select":
@@ -88,14 +90,14 @@ def _check_extra_args(stages: Sequence[Deployed], params: SamplingParams) -> Non
     known = {s.key: s for s in stages}
     for key, given in (params.extra_args or {}).items():
         if key not in known:
-            raise RequestError(f"extra_args names '{key}', {_unknown(key, known)}")
+            raise RequestError(f"extra_args names {shown(key)}, {_unknown(key, known)}")
         if not (params.stages or {}).get(key, True):
             raise RequestError(f"extra_args has parameters for '{key}', which stages switches off. Leave out one")
         takes = known[key].spec.extra_args
         for name in given:
             if name not in takes:
                 raise RequestError(
-                    f"extra_args.{key} has no '{name}'.{did_you_mean(str(name), takes)}"
+                    f"extra_args.{key} has no {shown(name)}.{did_you_mean(str(name), takes)}"
                     f" Stage '{key}' takes {', '.join(takes) or 'none'}"
                 )
 

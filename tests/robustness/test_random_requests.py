@@ -16,7 +16,7 @@ from framework.testing.crafted import save_crafted
 from .strategies import VOCAB, parameters, prompts
 
 NUM_OPERATIONS, MAX_STEPS = 10, 3000
-BUDGETS = [pytest.param(12, id="quick"), pytest.param(500, id="full", marks=pytest.mark.full)]
+BUDGETS = [pytest.param(12, id="quick"), pytest.param(700, id="full", marks=pytest.mark.full)]
 """Histories an engine; three engines, about seven requests a history: 250 requests, or 10,000."""
 SMALL = ["engine.dtype=float32", "engine.max_model_len=64", "scheduler.max_num_seqs=4"]
 ENGINES = {
