@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import sys
 import xml.etree.ElementTree as xml
 
 import numpy as np
@@ -12,7 +13,7 @@ from framework import LLM
 from framework.cli import main
 from framework.errors import ConfigError
 from framework.interfaces import BenchRound
-from framework.runs.bench import workload
+from framework.runs.bench import startup, workload
 from framework.runs.bench.plot import plot
 from framework.runs.bench.report import Report
 from framework.runs.bench.throughput import Throughput
@@ -96,6 +97,33 @@ def test_startup_adds_up_to_the_first_token(benched):
     assert sum(figures.values()) == pytest.approx(whole) and all(value > 0 for value in figures.values())
 
 
+def test_process_of_startup_is_killed_by_what_comes_up_meanwhile():
+    beats = []
+
+    def tick():
+        beats.append(1)
+        if len(beats) == 2:
+            raise KeyboardInterrupt(15)
+
+    program = [
+        sys.executable,
+        "-c",
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(900)",
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        startup._run(program, b"x", tick)  # returns when the process is gone: else in a quarter of an hour
+    assert len(beats) == 2
+
+
+def test_process_of_startup_may_say_and_get_much():
+    program = [
+        sys.executable,
+        "-c",
+        "import sys, time; time.sleep(0.3); sys.stdout.write(sys.stdin.read()); sys.exit(3)",
+    ]
+    assert startup._run(program, b"x" * 300_000, lambda: None) == (3, b"x" * 300_000, b"")
+
+
 def test_startup_that_is_refused_says_why(benched):
     code, _, err = benched("bench=startup", "model.path=/nowhere/at/all")
     assert code == 2
@@ -166,7 +194,7 @@ def test_interrupt_before_the_first_round_reports_nothing(benched, monkeypatch, 
         (["run.rounds=0"], "run.rounds=0 is too small"),
         (["run.plot=a.png"], "run.plot=a.png: plots are SVG"),
         (["prompt=x"], "prompt=x means nothing to run=bench"),
-        (["sampler.max_tokens=3"], "sampler.max_tokens=3 means nothing to run=bench; the keys under bench say how long"),
+        (["sampler.max_tokens=3"], "sampler.max_tokens=3 means nothing to run=bench; the keys under bench say how"),
         (["bench=startup", "+sampler.n=4"], "sampler.n=4 means nothing to run=bench; a request of this workload has"),
         (["output=no/such/o"], "output=no/such/o: No such file"),
     ],

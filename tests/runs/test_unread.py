@@ -1,4 +1,4 @@
-"""A word that the chosen run does not read is refused before anything is loaded; a file's values are defaults of many."""
+"""A word that the chosen run does not read is refused before anything is loaded."""
 
 import pytest
 
@@ -29,5 +29,5 @@ def test_texts_are_refused_by_the_run_that_lists_plugins(capsys, quiet_logging):
 def test_only_whole_names_count():
     args = RunArgs(typed={"sampler.n": "sampler.n=2", "benches": "benches=1"})
     refuse_unread("x", args, {"sampler.name": "no", "bench": "no", "sampler.n.deeper": "no"})
-    with pytest.raises(ConfigError, match="^sampler.n=2 means nothing to run=x; yes$"):
+    with pytest.raises(ConfigError, match=r"^sampler\.n=2 means nothing to run=x; yes$"):
         refuse_unread("x", args, {"sampler": "yes"})

@@ -10,7 +10,7 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from framework.errors import ConfigError, FrameworkError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from framework.runs.options import StartupOptions
 
 
+TICK_S = 0.1
 REFUSED = 2  # exit code of the process for a user's error
 
 
@@ -44,15 +45,31 @@ class Startup:
     def round(self, engine: Engine | None, number: int, advance: Callable[[int], Any]) -> BenchRound:
         program = [sys.executable, "-m", "framework.runs.bench.startup", str(self._options.input_len)]
         start = time.time()
-        result = subprocess.run(
-            [*program, str(start)], input=pickle.dumps(self._config), capture_output=True, check=False
-        )
-        if result.returncode:
-            advance(0)  # an interrupt reaches the process as well
-            raise _failed(result.returncode, result.stderr.decode(errors="replace").strip())
-        moments = json.loads(result.stdout.splitlines()[-1])
+        code, out, err = _run([*program, str(start)], pickle.dumps(self._config), lambda: advance(0))
+        if code:
+            raise _failed(code, err.decode(errors="replace").strip())
+        moments = json.loads(out.splitlines()[-1])
         advance(1)
         return BenchRound(_parts(moments), {})
+
+
+def _run(program: Sequence[str], text: bytes, tick: Callable[[], Any]) -> tuple[int, bytes, bytes]:
+    """(exit code, stdout, stderr) of a process; what `tick` raises, called again and again meanwhile, ends it."""
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            given: bytes | None = text
+            while True:
+                try:
+                    out, err = process.communicate(given, timeout=TICK_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    given = None
+                    tick()
+            tick()  # a Ctrl-C reaches the process as well
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode, out, err
 
 
 def _failed(code: int, said: str) -> Exception:
