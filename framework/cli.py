@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from framework.ending import end_at_once
 from framework.errors import ConfigError, FrameworkError, did_you_mean
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     failed, 130 for Ctrl-C, 143 for SIGTERM, 141 when nobody reads the output any more."""
     wants_trace = os.environ.get(TRACE_SWITCH) == "1"
     _escape_what_stdout_cannot_show()
-    before = signal.signal(signal.SIGTERM, _interrupt)  # first of all: the imports below take a while
+    before = signal.getsignal(signal.SIGTERM)
+    if before is not end_at_once:  # a program of our own ends by itself, save where a run holds its signals
+        signal.signal(signal.SIGTERM, _interrupt)  # first of all: the imports below take a while
     try:
         flags, words = split_flags(sys.argv[1:] if argv is None else argv)
         if "--help" in flags:

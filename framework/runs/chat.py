@@ -17,7 +17,7 @@ from framework.runs.chat_commands import Commands
 from framework.runs.chat_input import ChatInput
 from framework.runs.conversation import Conversation
 from framework.runs.options import ChatOptions
-from framework.runs.signals import Stop, held_signals
+from framework.runs.signals import Stop, held_signals, raised_signals
 from framework.runs.unread import OF_BENCH, refuse_texts, refuse_unread
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def run(config: Config, args: RunArgs) -> None:
     with LLM(config=config) as llm:
         conversation = Conversation(llm.engine, options.template, args.system)
         conversation.check()
-        Chat(llm.engine, conversation, ChatInput()).run(args.prompt)
+        with raised_signals():
+            Chat(llm.engine, conversation, ChatInput()).run(args.prompt)
 
 
 def _refuse(args: RunArgs) -> None:

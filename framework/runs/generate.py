@@ -285,7 +285,7 @@ class _Generation:
         """Prints finished outputs in the order of the prompts: as far as it has no gap, or all of them at the end."""
         if self._streams or self._sink is not None:
             if self._streams and all_of_them:
-                sys.stdout.write("\n")
+                print(flush=True)
             return
         ids = list(self._jobs)
         while self._next < len(ids) and (all_of_them or ids[self._next] in self._done):

@@ -1,18 +1,18 @@
 """Ctrl-C and SIGTERM of a run: noted between steps, so that what is there can be kept before the run ends.
 
-The runs that step an engine use it; what the exit code becomes is the command line's business.
+The runs that step an engine use it, and the command line; what the exit code becomes is the command line's business.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from framework.ending import SIGNALS
 
 
 @dataclass
@@ -29,23 +29,47 @@ class Stop:
 
 @contextmanager
 def held_signals() -> Iterator[Stop]:
-    """Notes the first of these signals; a second one raises KeyboardInterrupt at once, wherever the program is.
+    """Notes the first of these signals; a second one does what it would have done before, or raises KeyboardInterrupt
+    where that is nothing of Python's.
 
     Outside of the main thread, where no signal arrives, nothing is held.
     """
     stop = Stop()
-
-    def hold(number: int, frame: Any) -> None:
-        if stop.number is not None:
-            raise KeyboardInterrupt(number)
-        stop.number = number
-
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {number: signal.signal(number, hold) for number in _SIGNALS}
-    try:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def hold(number: int, frame: Any) -> None:
+        if stop.number is None:
+            stop.number = number
+            return
+        earlier = before[signal.Signals(number)]
+        if callable(earlier):
+            earlier(number, frame)
+        interrupt(number, frame)
+
+    with _handled_by(dict.fromkeys(SIGNALS, hold)):
         yield stop
+
+
+@contextmanager
+def raised_signals() -> Iterator[None]:
+    """A signal raises KeyboardInterrupt, with its number if it is no Ctrl-C. Only in the main thread."""
+    with _handled_by({signal.SIGINT: signal.default_int_handler, signal.SIGTERM: interrupt}):
+        yield
+
+
+def interrupt(number: int, frame: Any) -> NoReturn:
+    """The handler that raises."""
+    raise KeyboardInterrupt(number)
+
+
+@contextmanager
+def _handled_by(handlers: Mapping[signal.Signals, Callable[[int, Any], Any]]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -112,21 +112,77 @@ def test_signal_before_the_first_step_leaves_an_earlier_output_as_it_was(sent, t
     assert (tmp_path / "out.jsonl").read_text() == "earlier\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_while_the_command_line_starts_ends_it_without_a_trace(number, tmp_path):
-    program = f"""
-import os, signal, sys
+def ended(tmp_path, program):
+    """(exit code, stdout, stderr) of a Python program that Ctrl-C may interrupt."""
+    program = f"import os, signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n{program}"
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    return result.returncode, result.stdout, result.stderr
 
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("module", ["framework.cli", "omegaconf", "torch"])
+def test_signal_while_the_program_starts_ends_it_without_a_trace(number, module, tmp_path):
+    program = f"""
 class Signalling:
     def find_spec(self, name, path=None, target=None):
-        if name == "omegaconf":
+        if name == {module!r}:
             sys.meta_path.remove(self)
-            os.kill(os.getpid(), {int(number)})
+            try:
+                os.kill(os.getpid(), {int(number)})
+            except KeyboardInterrupt:
+                pass  # as an import that hides it would
 
-signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Signalling())
+from framework.__main__ import program
+program(["generate", "prompt=x"])
+"""
+    assert ended(tmp_path, program) == (128 + number, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_while_an_embedded_command_line_starts_ends_it_without_a_trace(number, tmp_path):
+    program = f"""
+import framework.composing
+framework.composing.parts_of = lambda cfg: os.kill(os.getpid(), {int(number)})
 from framework.cli import main
 main(["generate", "prompt=x"])
 """
-    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stdout, result.stderr) == (128 + number, "", "interrupted\n")
+    assert ended(tmp_path, program) == (128 + number, "", "interrupted\n")
+
+
+HOLDING = """
+import atexit
+import framework.runs.plugins as plugins
+from framework.__main__ import program
+from framework.runs.signals import held_signals
+
+def run(config, args):
+    with held_signals() as stop:
+        print("kept")
+        for number in {numbers}:
+            os.kill(os.getpid(), number)
+        print("going on", flush=True)
+        stop.end()
+
+atexit.register(print, "left at the end")
+plugins.run = run
+program(["plugins"])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_program_that_a_signal_ends_prints_all_it_has_and_leaves_nothing_for_the_end(number, tmp_path):
+    code, out, err = ended(tmp_path, HOLDING.format(numbers=[int(number)]))
+    assert (code, out, err) == (128 + number, "kept\ngoing on\n", "interrupted\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_second_signal_ends_at_once_with_the_same_code(number, tmp_path):
+    code, out, err = ended(tmp_path, HOLDING.format(numbers=[int(number)] * 2))
+    assert (code, "going on" in out, err) == (128 + number, False, "interrupted\n")
+
+
+def test_program_whose_starter_ignores_ctrl_c_goes_on(tmp_path):
+    program = "import framework.ending as e; signal.signal(signal.SIGINT, signal.SIG_IGN); e.install()\n"
+    program += "os.kill(os.getpid(), signal.SIGINT); print('on', flush=True); os.kill(os.getpid(), signal.SIGTERM)"
+    assert ended(tmp_path, program) == (143, "on\n", "interrupted\n")

@@ -116,7 +116,7 @@ def terminal(tmp_path, talker):
             program = "import framework.engine.core as c, time; step = c.EngineCore.step\n"
             program += f"c.EngineCore.step = lambda self: (time.sleep({slow}), step(self))[1]\n"
         words = [words[0], f"model.path={talker}", *SMALL, *words[1:]]
-        return Terminal(f"{program}from framework.cli import main; main({words!r})", tmp_path)
+        return Terminal(f"{program}from framework.__main__ import program; program({words!r})", tmp_path)
 
     return start
 

@@ -109,6 +109,6 @@ def _show(report: Report, options: BenchOptions, sink: OutputFile | None, bench:
     if options.plot is not None:
         write_plot(options.plot, report, bench.parts)
     if options.json:
-        print(json.dumps(report.as_json(), indent=1, ensure_ascii=False))
+        print(json.dumps(report.as_json(), indent=1, ensure_ascii=False), flush=True)
     else:
-        print("\n".join(report.lines()))
+        print("\n".join(report.lines()), flush=True)
