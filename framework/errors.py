@@ -37,6 +37,11 @@ class StageError(PluginError):
         return type(self), (str(self), self.stage, self.request_id)
 
 
+class KVMemoryError(PluginError):
+    """A KV connector that has broken and could not be closed, with blocks in its hands: it may still write into them,
+    whoever gets them next. The engine stops."""
+
+
 class CheckpointError(FrameworkError, ValueError):
     """A model folder or file that is missing, damaged, or not what its own header says."""
 

@@ -576,7 +576,8 @@ class KVConnector(Protocol):
     # Scheduler side.
 
     def matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """(tokens beyond the local hit or None for `ask again`, whether they load asynchronously). No side effects."""
+        """(tokens beyond the local hit or None for `ask again`, whether they load asynchronously). No side effects. The
+        scheduler admits the request with this answer, or leaves it waiting, before it asks about another one."""
 
     def after_alloc(self, request: Request, blocks: Sequence[Sequence[int]], num_external_tokens: int) -> None:
         """A stay begins with blocks [group][index]. The last `num_external_tokens` of the request's
@@ -624,7 +625,8 @@ class KVConnector(Protocol):
         they may be another request's by now."""
 
     def close(self) -> None:
-        """The engine ends: no transfer touches its memory afterwards."""
+        """The engine ends, or goes on without the connector: no transfer touches its memory afterwards. If this raises
+        while transfers are under way, the engine stops."""
 
 
 class Executor(Protocol):

@@ -16,7 +16,7 @@ from framework.engine.home import HomeProcess
 from framework.engine.output import OutputState
 from framework.engine.output_thread import Made, OutputsInPlace, OutputThread
 from framework.engine.siblings import SIBLING_MARK
-from framework.errors import FrameworkError, PluginError, RequestError, StageError, shown
+from framework.errors import FrameworkError, KVMemoryError, PluginError, RequestError, StageError, shown
 from framework.request import NewTokens, OutputKind, Request, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
@@ -168,6 +168,8 @@ class Engine:
         True when the outputs of the requests that it concerns tell of the failure, and nobody else has to know.
         """
         try:
+            if isinstance(cause, KVMemoryError):
+                raise cause
             self._put_back += self._settle(self._outputs.wait())
             running = [s.request for s in self._states.values() if s.is_running]
             concerned = [r for r in running if isinstance(cause, StageError) and self._concerns(cause, r)]

@@ -15,7 +15,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from framework.engine.connector_answers import anything, claim, match, numbers, reports
-from framework.errors import shown
+from framework.errors import KVMemoryError, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,10 +58,12 @@ class GuardedConnector:
     def __init__(self, connector: KVConnector, label: str, block_size: int) -> None:
         self._connector, self._label, self._block_size = connector, label, block_size
         self.layerwise = bool(connector.layerwise)
-        self._is_async = False  # the last answer about a match
+        self._matched: Request | None = None  # whom the last answer was about
+        self._is_async = False
         self._unanswered: dict[Request, float] = {}  # `ask again`, since when
         self._within_step: list[int] = []
         self._lock = threading.Lock()
+        self._unclosed: Exception | None = None  # what its close raised after it had broken
         # Under the lock, for both sides:
         self._is_broken = False
         self._loads: dict[int, _Load] = {}  # by lease, until they are reported, or the step that does them is over
@@ -105,11 +107,13 @@ class GuardedConnector:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Ends the connector. What it still owes is reported with the next step: loads as failed, stays as sent."""
+        """Ends the connector. What it still owes is reported with the next step: loads as failed, stays as sent. If it
+        cannot be closed, that step raises instead: a thread of it may still touch those blocks."""
         try:
             self._connector.close()
-        except Exception:
+        except Exception as error:
             _log.exception("%s raised in close", self._label)
+            self._unclosed = error
         with self._lock:
             self._is_broken = True
 
@@ -117,7 +121,7 @@ class GuardedConnector:
 
     def matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         count, is_async = self._ask("matched_tokens", match, (0, False), request, num_computed_tokens)
-        self._is_async = is_async
+        self._matched, self._is_async = request, is_async
         if count is None and self._is_unanswered_for_long(request):
             count = 0
         return count, is_async
@@ -142,6 +146,7 @@ class GuardedConnector:
         self._tell("after_alloc", request, blocks, num_external_tokens)
 
     def _note_load(self, request: Request, blocks: Blocks, num_external_tokens: int) -> None:
+        assert self._matched is request, f"request {request.request_id} is admitted with an answer about another one"
         last = request.num_computed_tokens // self._block_size
         first = last - num_external_tokens // self._block_size
         load = _Load([group[i] for i in range(first, last) for group in blocks], self._is_async, monotonic())
@@ -233,6 +238,12 @@ class GuardedConnector:
     def _report_owed(self, sent: list[int], received: list[int]) -> None:
         """Adds what a broken connector owes by the end of this step."""
         with self._lock:
+            num_owed = len(self._kept) + len(self._loads)
+            if num_owed and self._unclosed is not None:
+                raise KVMemoryError(
+                    f"{self._label} broke with {num_owed} transfers under way and raised {self._unclosed!r} in close: "
+                    "it may still touch KV memory. Close the engine, and make another one without it"
+                ) from self._unclosed
             sent += self._kept
             self._kept.clear()
             owed = {lease: load for lease, load in self._loads.items() if load.is_async}

@@ -8,6 +8,7 @@ import pytest
 
 from framework.engine import guarded_connector
 from framework.engine.guarded_connector import GuardedConnector
+from framework.errors import KVMemoryError
 from framework.nulls import NoConnector
 from framework.request import Request, SamplingParams
 
@@ -17,7 +18,7 @@ class Told(NoConnector):
 
     def __init__(self, is_async=False):
         self.is_async, self.fails, self.sent, self.received, self.closed = is_async, None, [], [], 0
-        self.failed = []
+        self.failed, self.close_fails = [], False
 
     def matched_tokens(self, request, num_computed_tokens):
         return 8, self.is_async
@@ -43,6 +44,8 @@ class Told(NoConnector):
 
     def close(self):
         self.closed += 1
+        if self.close_fails:
+            raise OSError("still open")
 
 
 def guard(is_async=False):
@@ -158,6 +161,27 @@ def test_kept_stay_is_sent_when_the_connector_raises():
     assert not connector.request_finished(request, request.block_ids), "nothing more is kept"
 
 
+@pytest.mark.parametrize("owed", ["load within the step", "load beside it", "kept stay"])
+def test_blocks_of_a_connector_that_cannot_be_closed_go_to_nobody(owed):
+    told, connector = guard(is_async=owed == "load beside it")
+    request = stay(connector)
+    if owed == "kept stay":
+        step(connector)
+        connector.request_finished(request, request.block_ids)
+    told.fails, told.close_fails = "start_load", True
+    message = r"kv_connector 'told' of acme 1.0 broke with 1 transfers under way and raised OSError\('still open'\)"
+    for _ in range(2):
+        with pytest.raises(KVMemoryError, match=message):
+            step(connector)
+
+
+def test_connector_that_cannot_be_closed_and_owes_nothing_is_left_alone(caplog):
+    told, connector = guard()
+    told.fails, told.close_fails = "start_load", True
+    assert step(connector) == step(connector) == ([], [], [])
+    assert "raised in close" in caplog.text and told.closed == 1
+
+
 def test_load_promised_before_the_connector_broke_is_failed():
     _, connector = guard(is_async=True)
     request = stay(connector)
@@ -204,6 +228,15 @@ def test_request_that_is_to_be_asked_about_for_ever_is_computed(monkeypatch, cap
     connector.after_alloc(first, [[1, 2, 3]], 0)
     assert connector.matched_tokens(first, 0) == (None, True), "another stay"
     assert told.closed == 0
+
+
+def test_request_is_admitted_with_the_answer_that_was_given_last():
+    _, connector = guard()
+    first, second = make_request(), make_request()
+    connector.matched_tokens(first, 0)
+    connector.matched_tokens(second, 0)
+    with pytest.raises(AssertionError, match="request a is admitted with an answer about another one"):
+        connector.after_alloc(first, [[5, 6, 7]], 8)
 
 
 def test_clock_of_a_request_that_has_gone_is_forgotten():

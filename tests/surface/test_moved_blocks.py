@@ -8,7 +8,7 @@ import pytest
 
 from framework import LLM, SamplingParams
 from framework.config import compose
-from framework.errors import ConfigError, PluginError
+from framework.errors import ConfigError, KVMemoryError, PluginError
 from framework_connectors.block_store import drop_store
 
 SMALL = ("engine.dtype=float32", "engine.max_model_len=64", "kv_cache.block_size=4")
@@ -132,6 +132,23 @@ def test_connector_that_raises_is_named_and_left_alone(folders, store, monkeypat
         assert run(folders["mixed"], *words)[0] == expected
     assert f"kv_connector 'memory' of framework 0.1.0 raised in {method}; the engine goes on without it" in caplog.text
     assert "the network is gone" in caplog.text and caplog.text.count("raised in") == 1
+
+
+@pytest.mark.parametrize("ahead", ["false", "true"])
+def test_connector_that_cannot_be_closed_while_it_loads_stops_the_engine(folders, store, monkeypatch, ahead):
+    words = (*SMALL, *store, "kv_connector.async_loads=true", f"engine.async_scheduling={ahead}")
+    run(folders["mixed"], *words)
+
+    def broken(*args):
+        raise OSError("the network is gone")
+
+    for method in ("start_load", "close"):
+        monkeypatch.setattr(f"framework_connectors.memory.MemoryConnector.{method}", broken)
+    with LLM(folders["mixed"], overrides=list(words)) as llm:
+        with pytest.raises(KVMemoryError, match=r"^kv_connector 'memory' of .* raised OSError.* Close the engine"):
+            llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        with pytest.raises(RuntimeError, match="this engine stopped when a step failed"):
+            llm.generate(PROMPTS, GREEDY, use_tqdm=False)
 
 
 def test_connector_is_listed_with_its_options():
