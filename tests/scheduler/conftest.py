@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from functools import partialmethod
 from types import SimpleNamespace
 from zlib import crc32
 
@@ -25,6 +26,24 @@ from framework_schedulers.policies import Fcfs, Priority, Shortest
 
 VOCAB = 50
 POLICIES = {"fcfs": Fcfs, "priority": Priority, "shortest": Shortest}
+
+
+class Moody:
+    """Answers like `policy`; raises once it has given `num_answers`, if that is set."""
+
+    def __init__(self, policy):
+        self.policy, self.num_answers = policy, None
+
+    def ask(self, method, *args):
+        if self.num_answers == 0:
+            raise RuntimeError("moody")
+        if self.num_answers is not None:
+            self.num_answers -= 1
+        return getattr(self.policy, method)(*args)
+
+    order = partialmethod(ask, "order")
+    admit = partialmethod(ask, "admit")
+    victim = partialmethod(ask, "victim")
 
 
 def make_request(name, prompt, max_tokens=4, *, arrival=0, params=None, **fields):
@@ -48,7 +67,7 @@ def make_context(**changes):
         "chunked_prefill": True,
         "prefix_caching": True,
         "preemption": "recompute",
-        "policy": POLICIES[policy]({}, None) if isinstance(policy, str) else policy,
+        "policy": Moody(POLICIES[policy]({}, None)) if isinstance(policy, str) else policy,
         "connector": NoConnector(),
     }
     return SchedulerContext(**{**values, **changes})
@@ -241,6 +260,11 @@ class Shadow:
         self.check()
         return request
 
+    def stop(self, name):
+        request = self.scheduler.stop(name, "stop string")
+        self.check()
+        return request
+
     # ------------------------------------------------------------------------------------------- issuing
 
     def issue(self):
@@ -267,6 +291,7 @@ class Shadow:
             assert new.token_ids.tolist() == request.token_ids and new.num_prompt_tokens == request.num_prompt_tokens
             assert new.num_computed_tokens < len(new.token_ids)
             assert new.num_computed_tokens % self.block_size == 0 or request.siblings
+            assert new.num_computed_tokens == 0 or request.params.prompt_logprobs is None
             tables = [[] for _ in self.ctx.groups]
             self.rows[new.req_idx] = Row(request, new.token_ids.tolist(), tables, new.num_computed_tokens)
 
@@ -364,8 +389,32 @@ class Shadow:
 
     def lose(self):
         """The steps in flight fail, as they do in an engine: what runs is aborted, and nothing was done for sure."""
-        for request in [r for r in self.requests.values() if r.status is RequestStatus.RUNNING]:
+        for request in self.running():
             self.abort(request.request_id)
+        self._drop_steps()
+
+    def restart(self, ended=()):
+        """The steps in flight fail because of the requests named `ended`: the others that ran begin anew."""
+        for name in ended:
+            self.abort(name)
+        self.scheduler.restart()
+        self.check()
+        self._drop_steps()
+
+    def fail_to_issue(self, num_answers):
+        """The policy raises instead of its next answer but `num_answers`, if the step asks it so often."""
+        self.ctx.policy.num_answers = num_answers
+        try:
+            self.issue()
+        except RuntimeError:
+            self.check()
+            self.lose()
+        self.ctx.policy.num_answers = None
+
+    def running(self):
+        return [r for r in self.requests.values() if r.status is RequestStatus.RUNNING]
+
+    def _drop_steps(self):
         while self.in_flight:
             issued = self.in_flight.popleft()
             none = np.zeros((len(issued.spans), 1), np.int32)
@@ -382,6 +431,9 @@ class Shadow:
             for group in range(len(self.ctx.groups)):
                 slots = range(block * self.block_size, (block + 1) * self.block_size)
                 self.host_memory[group, host] = [self.memory.get((group, slot)) for slot in slots]
+        sources = [source for source, _ in ops.copy]
+        targets = [target for _, target in ops.copy]
+        assert set(sources).isdisjoint(targets) and len(set(targets)) == len(targets), "copies in no order"
         for source, block in ops.copy:
             for group in range(len(self.ctx.groups)):
                 slots = range(source * self.block_size, (source + 1) * self.block_size)
@@ -468,7 +520,7 @@ class Shadow:
         assert len(self.scheduler._free_rows) == self.ctx.max_num_seqs
         for request in self.requests.values():
             assert request.status is RequestStatus.FINISHED
-            if request.finish_reason in ("stop", "length"):
+            if request.finish_reason in ("stop", "length") and request.stop_reason != "stop string":
                 assert (request.output_token_ids, request.finish_reason) == expected_output(request)
                 assert self.tokens_of(request.request_id) == request.output_token_ids
 

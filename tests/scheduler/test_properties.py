@@ -16,6 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from framework.request import SamplingParams
 from framework.scheduler import BlockPool, BlockState
 
 BUDGETS = [pytest.param(60, id="quick"), pytest.param(600, id="full", marks=pytest.mark.full)]
@@ -61,8 +62,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from([None, None, "a"]),
         eos=st.sampled_from([frozenset(), frozenset(range(0, 50, 7))]),
         n=st.sampled_from([1, 1, 2, 4]),
+        prompt_logprobs=st.sampled_from([None, None, None, 1]),
     )
-    def add(self, shared, own, max_tokens, priority, salt, eos, n):
+    def add(self, shared, own, max_tokens, priority, salt, eos, n, prompt_logprobs):
         prompt = [*range(shared), *own]
         self.count += 1
         siblings = [
@@ -74,6 +76,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 priority=priority,
                 cache_salt=salt,
                 eos_token_ids=eos,
+                params=SamplingParams(max_tokens=max_tokens, prompt_logprobs=None if index else prompt_logprobs),
             )
             for index in range(n)
         ]
@@ -102,6 +105,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     def lose(self):
         self.shadow.lose()
 
+    @precondition(lambda self: self.shadow.in_flight and self.shadow.running())
+    @rule(which=st.sets(st.integers(0, 4)))
+    def restart(self, which):
+        self.shadow.restart([r.request_id for i, r in enumerate(self.shadow.running()) if i in which])
+
+    @precondition(lambda self: len(self.shadow.in_flight) < self.shadow.ctx.max_in_flight)
+    @rule(num_answers=st.integers(0, 4))
+    def fail_to_issue(self, num_answers):
+        self.shadow.fail_to_issue(num_answers)
+
     @precondition(lambda self: self.shadow.scheduler.has_work())
     @rule(steps=st.integers(1, 6))
     def run(self, steps):
@@ -109,14 +122,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.shadow.step()
 
     @precondition(lambda self: len(self.shadow.scheduler._requests) > 2)
-    @rule(which=st.integers(0, 20), is_error=st.booleans())
-    def end_early(self, which, is_error):
+    @rule(which=st.integers(0, 20), reason=st.sampled_from(["abort", "stop", "error"]))
+    def end_early(self, which, reason):
         alive = list(self.shadow.scheduler._requests)
         name = alive[which % len(alive)]
-        if is_error:
+        if reason == "error":
             self.shadow.errors[name] = "empty distribution"
         else:
-            assert self.shadow.abort(name).finish_reason == "abort"
+            assert getattr(self.shadow, reason)(name).finish_reason == reason
 
     def teardown(self):
         if hasattr(self, "shadow"):
