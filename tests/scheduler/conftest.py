@@ -532,5 +532,10 @@ class Shadow:
 def sim():
     """What the tests of this folder share."""
     return SimpleNamespace(
-        Shadow=Shadow, request=make_request, context=make_context, expected_output=expected_output, vocab=VOCAB
+        Shadow=Shadow,
+        request=make_request,
+        context=make_context,
+        expected_output=expected_output,
+        vocab=VOCAB,
+        policies=POLICIES,
     )

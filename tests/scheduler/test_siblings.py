@@ -149,3 +149,17 @@ def test_siblings_run_together_once_two_have_ended_with_their_first_token(sim, f
     ]
     shadow.drain()
     assert {r.finish_reason for r in everyone} == {"stop"}
+
+
+def test_sibling_whose_giver_makes_room_for_it_takes_nothing_of_it(sim, family):
+    class OldestYields(sim.policies["fcfs"]):
+        def victim(self, running):
+            return min(running, key=lambda r: r.arrival_index)
+
+    shadow = sim.Shadow(block_size=4, num_blocks=7, prefix_caching=False, policy=OldestYields({}, None))
+    shadow.add(sim.request("other", range(20, 31), 5, arrival=2))
+    first, second = family(shadow, 2, range(9))
+    shadow.step()
+    scheduled = shadow.step()
+    assert first.num_preemptions == 1 and scheduled.new == [] and second.block_ids == []
+    shadow.drain()

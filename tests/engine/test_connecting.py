@@ -1,0 +1,73 @@
+"""What tells one engine's KV from another's: engines that share a store must not take each other's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from framework.engine.connecting import kv_identity
+from framework.interfaces import KVSpec
+
+SPECS = [KVSpec((2, -1, 4, 8), torch.float32, 0)]
+
+
+@pytest.fixture
+def choice(tmp_path):
+    """choice(**changes) -> what `kv_identity` reads of an engine's choice; a dotted name is written with __."""
+    (tmp_path / "weights").write_bytes(b"1")
+
+    def make(**changes):
+        made = SimpleNamespace(
+            checkpoint=SimpleNamespace(location=str(tmp_path), format="safetensors", config={"hidden_size": 8}),
+            config=SimpleNamespace(engine=SimpleNamespace(seed=None, batch_invariant=False)),
+            model=SimpleNamespace(name="llama"),
+            backend=SimpleNamespace(name="cpu", dtype=torch.float32),
+            attention=SimpleNamespace(name="cpu"),
+            block_size=4,
+        )
+        for path, value in changes.items():
+            *owners, name = path.split("__")
+            owner = made
+            for one in owners:
+                owner = getattr(owner, one)
+            setattr(owner, name, value)
+        return made
+
+    return make
+
+
+def test_same_engine_has_the_same_identity(choice):
+    assert kv_identity(choice(), SPECS) == kv_identity(choice(), SPECS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"attention__name": "other"},
+        {"model__name": "other"},
+        {"backend__name": "other"},
+        {"backend__dtype": torch.bfloat16},
+        {"config__engine__batch_invariant": True},
+        {"block_size": 8},
+        {"checkpoint__config": {"hidden_size": 16}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_whatever_changes_the_bytes_of_kv_changes_the_identity(choice, change):
+    assert kv_identity(choice(**change), SPECS) != kv_identity(choice(), SPECS)
+
+
+def test_layout_of_the_memory_and_the_weights_are_part_of_it(choice, tmp_path):
+    before = kv_identity(choice(), SPECS)
+    assert kv_identity(choice(), [replace(SPECS[0], dtype=torch.float16)]) != before
+    (tmp_path / "weights").write_bytes(b"12")
+    assert kv_identity(choice(), SPECS) != before
+
+
+def test_seed_counts_where_it_makes_the_weights(choice):
+    for weights, is_same in (("safetensors", True), ("dummy", False)):
+        one, other = (choice(checkpoint__format=weights, config__engine__seed=seed) for seed in (1, 2))
+        assert (kv_identity(one, SPECS) == kv_identity(other, SPECS)) is is_same
