@@ -137,6 +137,11 @@ class Admission:
         if isinstance(ids, bytes) or not isinstance(ids, Sequence):
             raise TypeError(f"a prompt must be a string, a list of token ids or a dict, got {type(ids).__name__}")
         ids, vocab = list(ids), self.limits.vocab_size
+        if ids and isinstance(plain(ids[0]), str | list | tuple | Mapping):
+            raise TypeError(
+                f"a prompt must be a string or a list of token ids, got a list that begins with {shown(ids[0])}; "
+                "give each prompt by itself"
+            )
         for place, i in enumerate(ids):
             if type(i) is not int:
                 ids[place] = i = as_integer(f"prompt_token_ids[{place}]", i)

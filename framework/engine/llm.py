@@ -61,16 +61,16 @@ class LLM:
         self,
         prompts: Any,
         sampling_params: _Params = None,
-        *,
         use_tqdm: bool | None = None,
+        *,
         stream: Literal[False] = ...,
     ) -> list[RequestOutput]: ...
     @overload
     def generate(
-        self, prompts: Any, sampling_params: _Params = None, *, use_tqdm: bool | None = None, stream: Literal[True]
+        self, prompts: Any, sampling_params: _Params = None, use_tqdm: bool | None = None, *, stream: Literal[True]
     ) -> OutputStream: ...
     def generate(
-        self, prompts: Any, sampling_params: _Params = None, *, use_tqdm: bool | None = None, stream: bool = False
+        self, prompts: Any, sampling_params: _Params = None, use_tqdm: bool | None = None, *, stream: bool = False
     ) -> list[RequestOutput] | OutputStream:
         """Outputs in the order of the prompts.
 
@@ -91,8 +91,8 @@ class LLM:
         self,
         messages: Any,
         sampling_params: _Params = None,
-        *,
         use_tqdm: bool | None = None,
+        *,
         stream: Literal[False] = ...,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -102,8 +102,8 @@ class LLM:
         self,
         messages: Any,
         sampling_params: _Params = None,
-        *,
         use_tqdm: bool | None = None,
+        *,
         stream: Literal[True],
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -112,8 +112,8 @@ class LLM:
         self,
         messages: Any,
         sampling_params: _Params = None,
-        *,
         use_tqdm: bool | None = None,
+        *,
         stream: bool = False,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -136,6 +136,7 @@ class LLM:
     def _run(
         self, prompts: Sequence[Any], params: Sequence[SamplingParams | None], use_tqdm: bool | None
     ) -> list[RequestOutput]:
+        _check_use_tqdm(use_tqdm)
         with self._turn():
             ids = [self._new_id() for _ in prompts]
             self.engine.add_requests(ids, prompts, [self._whole(p) for p in params])
@@ -149,6 +150,7 @@ class LLM:
     def _stream(
         self, prompts: Sequence[Any], params: Sequence[SamplingParams | None], use_tqdm: bool | None
     ) -> OutputStream:
+        _check_use_tqdm(use_tqdm)
         if use_tqdm:
             raise ValueError("use_tqdm=True shows how a whole call gets on; leave it out with stream=True")
         with self._turn():
@@ -234,8 +236,7 @@ class LLM:
             words = check_words(overrides)
             if config is None and self._words is None:
                 raise ValueError("this LLM was made from a config, and words have nothing to stand on; pass config=")
-            names_model = any(word.lstrip("+").startswith("model.path=") for word in words)
-            path = None if names_model or config is not None else self._path
+            path = None if _model_path(words) is not None or config is not None else self._path
             words = [*(self._words or ()), *words] if config is None else words
             built = resolve_config(path, words, config)
             if built != self.engine.config:
@@ -282,8 +283,18 @@ def resolve_config(model: str | None, overrides: Sequence[str], config: Config |
     if config is None:
         config = compose(words)
     if model is not None:
-        config = replace(config, model=replace(config.model, path=_path_word(model)))
+        path, twice = _path_word(model), _model_path(words)
+        if twice is not None:
+            raise ValueError(
+                f"model={shown(path)} and overrides with {shown(twice)} both name the model; leave out one"
+            )
+        config = replace(config, model=replace(config.model, path=path))
     return config
+
+
+def _model_path(words: Iterable[str]) -> str | None:
+    """The word that sets `model.path`, None when none does."""
+    return next((word for word in words if word.lstrip("+").startswith("model.path=")), None)
 
 
 def check_words(overrides: Any) -> list[str]:
@@ -299,6 +310,11 @@ def streaming_params(params: Any, defaults: SamplingParams) -> Any:
     if not isinstance(params, SamplingParams) or "output_kind" in params.named:
         return params
     return params.replace(output_kind=OutputKind.CUMULATIVE)
+
+
+def _check_use_tqdm(given: Any) -> None:
+    if not isinstance(given, bool | None):
+        raise TypeError(f"use_tqdm must be True, False or None, got {shown(given)}")
 
 
 def _path_word(model: Any) -> str:

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from framework import LLM, SamplingParams
+from framework import LLM, AsyncLLM, SamplingParams
 from framework.config import Config, EngineOptions, ModelConfig, compose
 from framework.errors import CheckpointError, ConfigError, FrameworkError, PluginError, RequestError
 from framework.testing.crafted import save_crafted
@@ -62,6 +62,13 @@ def test_model_path_may_stand_in_the_overrides_or_in_a_config(folders):
 def test_argument_of_a_wrong_type_is_named(arguments, message):
     with pytest.raises(TypeError, match=message):
         LLM(**arguments)
+
+
+@pytest.mark.parametrize("sign", ["", "+", "++"])
+def test_model_that_is_named_twice_is_refused_with_both(folders, sign):
+    for kind in (LLM, AsyncLLM):
+        with pytest.raises(ValueError, match=r"model='.*chain' and overrides with '\+*model\.path=/x' both name"):
+            kind(folders["chain"], overrides=[f"{sign}model.path=/x"])
 
 
 def test_pool_that_wants_more_memory_than_there_is_is_refused_with_the_way_out(folders):
@@ -196,7 +203,7 @@ def test_llm_works_inside_somebody_elses_hydra_program(folders, tmp_path):
     program = f"""
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from framework import LLM, SamplingParams
+from framework import LLM, AsyncLLM, SamplingParams
 
 @hydra.main(version_base=None, config_path={str(tmp_path / "conf")!r}, config_name="config")
 def main(cfg):

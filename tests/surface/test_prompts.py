@@ -206,3 +206,19 @@ def test_folder_without_a_tokenizer_serves_token_ids_without_text(bare, params):
 def test_folder_without_a_tokenizer_refuses_what_needs_one(bare, call, message):
     with pytest.raises(RequestError, match=message):
         call(bare)
+
+
+def test_list_of_prompts_for_one_prompt_is_named(mixed):
+    wanted = r"a prompt must be a string or a list of token ids, got a list that begins with {}; give each"
+    with pytest.raises(TypeError, match=wanted.format("'w4'")):
+        mixed.engine.add_request("a", ["w4", "w5"])
+    with pytest.raises(TypeError, match="prompt 1: " + wanted.format(r"\[4\]")):
+        mixed.generate([[4], [[4], [5]]])
+
+
+def test_progress_may_be_the_third_argument_and_is_a_flag(mixed):
+    params = SamplingParams(temperature=0, max_tokens=1)
+    assert mixed.generate([[4]], params, False)[0].finished
+    assert mixed.chat([{"role": "user", "content": "w4"}], params, False)[0].finished
+    with pytest.raises(TypeError, match=r"use_tqdm must be True, False or None, got 'lora'"):
+        mixed.generate([[4]], params, "lora")
