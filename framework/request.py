@@ -545,7 +545,16 @@ class TokenLogprobs(Sequence[Any]):
         return isinstance(other, Sequence) and list(self) == list(other)
 
     def __repr__(self) -> str:
-        return repr(list(self))
+        """The first entries, and few of their tokens: with -1 an entry holds the whole vocabulary."""
+        more = ", ..." if len(self) > 2 else ""
+        return f"TokenLogprobs({len(self)} entries: [{', '.join(map(self._shown, self._rows[:2]))}{more}])"
+
+    def _shown(self, row: _LogprobsRow | None) -> str:
+        if row is None or len(row[3]) <= 3:
+            return repr(self._entry(row))
+        token_id, logprob, rank, top_ids, top_logprobs, top_ranks = row
+        entry = self._entry((token_id, logprob, rank, top_ids[:3], top_logprobs[:3], top_ranks[:3]))
+        return f"{repr(entry)[:-1]}, ...}}"
 
     def view(self, start: int = 0) -> TokenLogprobs:
         """Entries from `start` on, sharing the arrays: what a delta output holds."""

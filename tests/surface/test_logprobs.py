@@ -81,3 +81,18 @@ def test_equal_logits_share_a_rank(tmp_path):
     with LLM(save_crafted(tmp_path / "ties", table), overrides=["engine.dtype=float32"]) as llm:
         (entry,) = llm.generate([0], SamplingParams(temperature=0, max_tokens=1, logprobs=6))[0].outputs[0].logprobs
     assert {i: e.rank for i, e in entry.items()} == {1: 1, 2: 1, 4: 1, 0: 4, 5: 4, 3: 6}
+
+
+def test_repr_is_short_whatever_the_vocabulary(mixed):
+    asked = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, logprobs=-1)
+    (output,) = mixed.generate([4], asked)
+    found = output.outputs[0].logprobs
+    assert repr(found).startswith("TokenLogprobs(9 entries: [{") and repr(found).endswith(", ...}, ...])")
+    assert len(repr(found)) < 1000 and repr(next(iter(found[0].values()))) in repr(found)
+
+
+def test_repr_of_few_entries_is_whole(mixed):
+    asked = SamplingParams(temperature=0, max_tokens=2, logprobs=1, prompt_logprobs=0)
+    (output,) = mixed.generate([[4, 5]], asked)
+    assert repr(output.outputs[0].logprobs) == f"TokenLogprobs(2 entries: {list(output.outputs[0].logprobs)})"
+    assert repr(output.prompt_logprobs) == f"TokenLogprobs(2 entries: {list(output.prompt_logprobs)})"
