@@ -581,6 +581,8 @@ class RequestMetrics:
 
     queue_time: arrival to first scheduling. ttft: arrival to first token. tpot: mean time of the tokens after the
     first, None below two outputs. itl: each gap between tokens. e2e: arrival to end.
+    With n > 1: ttft is that of the first token of any completion and e2e ends with the last; itl holds the gaps within
+    each completion, in the order in which their tokens came, and tpot is the mean of the completions' own.
     """
 
     arrival_time: float

@@ -30,7 +30,7 @@ class OutputState:
 
     def __init__(self, request: Request, tokenizer: Tokenizer | None, now: float) -> None:
         self.request, self.requests = request, siblings_of(request)
-        self._timer = RequestTimer(request.arrival_time, now)
+        self._timer = RequestTimer(request.arrival_time, now, len(self.requests))
         p = request.params
         self._is_final = p.output_kind is OutputKind.FINAL
         self._completions = [Completion(r.sample_index, r.params, tokenizer) for r in self.requests]
@@ -61,7 +61,7 @@ class OutputState:
         if completion.finish_reason is None:
             if self._is_silent and new.finish_reason is None:
                 completion.token_ids += new.token_ids
-                self._timer.tokens(now, len(new.token_ids), self.request.first_scheduled_time)
+                self._timer.tokens(now, len(new.token_ids), self.request.first_scheduled_time, new.request.sample_index)
                 return None
             self._take(completion, new, step, now)
         if more or not self._has_news or (self._is_final and not self.is_finished):
@@ -78,7 +78,7 @@ class OutputState:
         if new.prompt_logprobs is not None:
             self._add_prompt_logprobs(new.prompt_logprobs)
         if num_taken:
-            self._timer.tokens(now, num_taken, self.request.first_scheduled_time)
+            self._timer.tokens(now, num_taken, self.request.first_scheduled_time, completion.index)
         if self.is_finished:
             self._timer.finish(now)
 

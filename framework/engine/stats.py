@@ -59,34 +59,41 @@ class StepStats:
 
 
 class RequestTimer:
-    """Turns the moments of one request into its `RequestMetrics`. Moments are monotonic seconds."""
+    """Turns the moments of one request with n completions into its `RequestMetrics`. Moments are monotonic seconds.
+
+    Times between tokens are those between tokens of one completion.
+    """
 
     __slots__ = ("_added", "_first", "_last", "_num_tokens", "metrics")
 
-    def __init__(self, arrival_time: float, added: float) -> None:
+    def __init__(self, arrival_time: float, added: float, n: int = 1) -> None:
         self.metrics = RequestMetrics(arrival_time)
-        self._added, self._first, self._last = added, 0.0, 0.0
-        self._num_tokens = 0
+        self._added = added
+        self._first, self._last, self._num_tokens = [0.0] * n, [0.0] * n, [0] * n
 
-    def tokens(self, now: float, count: int, first_scheduled: float | None) -> None:
-        """`count` new tokens at `now`; tokens of one step after the first share its gap."""
+    def tokens(self, now: float, count: int, first_scheduled: float | None, index: int = 0) -> None:
+        """`count` new tokens of completion `index` at `now`; tokens of one step after the first share its gap."""
         m = self.metrics
-        if self._num_tokens == 0:
+        if m.ttft is None:
             m.queue_time = None if first_scheduled is None else first_scheduled - self._added
             m.ttft = now - self._added
-            self._first = now
-            m.itl.extend([0.0] * (count - 1))
+        if self._num_tokens[index] == 0:
+            self._first[index] = now
         else:
-            m.itl.append(now - self._last)
-            m.itl.extend([0.0] * (count - 1))
-        self._last = now
-        self._num_tokens += count
-        if self._num_tokens > 1:
-            m.tpot = (now - self._first) / (self._num_tokens - 1)
+            m.itl.append(now - self._last[index])
+        m.itl.extend([0.0] * (count - 1))
+        self._last[index] = now
+        self._num_tokens[index] += count
 
     def snapshot(self) -> RequestMetrics:
         """The metrics so far, out of reach of later tokens."""
-        return replace(self.metrics, itl=list(self.metrics.itl))
+        return replace(self.metrics, itl=list(self.metrics.itl), tpot=self._tpot())
 
     def finish(self, now: float) -> None:
-        self.metrics.e2e = now - self._added
+        self.metrics.e2e, self.metrics.tpot = now - self._added, self._tpot()
+
+    def _tpot(self) -> float | None:
+        """Mean over the completions of two tokens and more, each with its own mean; None without any."""
+        each = zip(self._first, self._last, self._num_tokens, strict=True)
+        means = [(last - first) / (count - 1) for first, last, count in each if count > 1]
+        return sum(means) / len(means) if means else None

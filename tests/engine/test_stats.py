@@ -8,7 +8,7 @@ import pytest
 from framework import LLM, SamplingParams
 from framework.batch import SchedulerOutput
 from framework.engine.progress import Progress
-from framework.engine.stats import StepStats
+from framework.engine.stats import RequestTimer, StepStats
 
 GREEDY = SamplingParams(temperature=0, max_tokens=3)
 WORDS = ("engine.dtype=float32", "engine.max_model_len=64", "kv_cache.num_blocks=17")
@@ -62,3 +62,26 @@ def test_rates_divide_tokens_by_the_seconds_of_the_steps_that_made_them():
         stats.record(step_of(22, 20), 2, {}, wall_s=1.0)  # mixed: its decodes rode along
         stats.record(step_of(2, 0), 4, {}, wall_s=0.5)  # two tokens a row
         assert progress.rates() == (40.0, 6.0)
+
+
+def test_times_between_tokens_of_several_completions_are_those_within_each():
+    timer = RequestTimer(arrival_time=0.0, added=10.0, n=3)
+    timer.tokens(12.0, 1, 11.0, 1)
+    timer.tokens(13.0, 1, 11.0, 0)
+    timer.tokens(15.0, 2, 11.0, 1)
+    assert timer.snapshot().tpot == 1.5  # of completion 1 alone: no other has two tokens
+    timer.tokens(17.0, 1, 11.0, 0)
+    timer.tokens(18.0, 1, 11.0, 2)
+    timer.finish(18.0)
+    m = timer.metrics
+    assert (m.queue_time, m.ttft, m.e2e) == (1.0, 2.0, 8.0)
+    assert m.itl == [3.0, 0.0, 4.0]
+    assert m.tpot == (1.5 + 4.0) / 2
+
+
+def test_tpot_of_completions_of_one_token_is_none():
+    timer = RequestTimer(arrival_time=0.0, added=0.0, n=2)
+    timer.tokens(1.0, 1, 0.5, 0)
+    timer.tokens(2.0, 1, 0.5, 1)
+    timer.finish(2.0)
+    assert (timer.metrics.tpot, timer.metrics.itl) == (None, [])
