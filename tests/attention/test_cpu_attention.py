@@ -81,6 +81,25 @@ def test_nan_of_a_former_owner_does_not_reach_a_new_block(case: str, invariant: 
     torch.testing.assert_close(out.double(), reference(built, built.case.head_dim**-0.5), atol=2e-6, rtol=2e-6)
 
 
+@pytest.mark.parametrize("case", ("decodes_of_many_lengths", "decodes_and_chunks_mixed"))
+@pytest.mark.parametrize("invariant", (False, True), ids=("fast", "invariant"))
+def test_nan_of_a_former_owner_does_not_reach_a_request_that_holds_blocks_ahead(case: str, invariant: bool) -> None:
+    """A request gets the blocks of its whole prompt at once, and computes them chunk by chunk."""
+    built = build(by_name[case], 16, torch.float32)
+    expected = run(built, 16, invariant=invariant)
+    built.num_blocks += 1
+    table = built.batch.block_table[0]
+    for row, seq_len in zip(built.batch.rows_np, built.batch.seq_lens.tolist(), strict=False):
+        table[row, -(-seq_len // 16) :] = built.num_blocks - 1
+    attention, kv = make_attention(built.case, 16, torch.float32, built.num_blocks, invariant=invariant)
+    kv[:, :, -1] = float("nan")
+    slots = kv.view(2, built.case.num_kv_heads, -1, built.case.head_dim)
+    for (k, v), where in zip(built.past, built.past_slots, strict=True):
+        slots[0][:, where], slots[1][:, where] = k.transpose(0, 1), v.transpose(0, 1)
+    out = attention.plan(built.batch, 0).forward(0, built.q, built.k, built.v)
+    assert torch.equal(out, expected)
+
+
 def test_keys_and_values_are_written_to_their_slots_and_nowhere_else() -> None:
     built = build(by_name["decodes_and_chunks_mixed"], 8, torch.bfloat16)
     attention, kv = make_attention(built.case, 8, torch.bfloat16, built.num_blocks)

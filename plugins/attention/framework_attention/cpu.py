@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from framework.batch import InputBatch
+from framework.batch import NULL_BLOCK, InputBatch
 from framework.errors import ConfigError
 from framework.interfaces import AttentionCaps, AttentionContext, AttentionPlan, KVSpec, LayerSpec
 from framework_attention.products import TILE, Dense, Scratch, Shape, Tiled, row_padding
@@ -180,8 +180,11 @@ class CpuPlan:
         query_lens = batch.num_scheduled_tokens_np.astype(np.int64)
         seq_lens = batch.seq_lens.numpy()[: len(rows)]
         starts = batch.query_start_loc.numpy()[: len(rows)].copy()
-        columns = -(-int(seq_lens.max(initial=1)) // owner._ctx.block_size)
-        tables = batch.block_table[group].numpy()[rows, :columns].astype(np.int64)
+        num_blocks = -(-seq_lens // owner._ctx.block_size)
+        columns = np.arange(num_blocks.max(initial=1))
+        tables = batch.block_table[group].numpy()[rows, : len(columns)].astype(np.int64)
+        # Blocks of a prompt that later steps compute hold whatever a former owner left in them, NaN included.
+        tables[columns >= num_blocks[:, None]] = NULL_BLOCK
         self._layers, self._scratch, self._form = owner._layers, owner._scratch, owner._form
         self._limits = owner._limits
         self._slots = batch.slot_mapping[group]
