@@ -102,8 +102,16 @@ def _named(typed: Iterable[str]) -> list[str]:
     return words
 
 
+def _refuse_no_choice(word: str, vocabulary: Vocabulary) -> None:
+    group = word.lstrip("~").partition("=")[0]
+    if group in vocabulary.single:
+        names = ", ".join(sorted(vocabulary.options.get(group, ())))
+        raise ConfigError(f"{word}: one must be chosen. Write {group}=NAME ({names}), or leave the word out")
+
+
 def _rewritten(word: str, vocabulary: Vocabulary) -> str:
     if word.startswith("~"):
+        _refuse_no_choice(word, vocabulary)
         return word
     signed, _, value = word.partition("=")
     key = signed.lstrip("+")
