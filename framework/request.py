@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import operator
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, InitVar, dataclass, field, fields
 from numbers import Real
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     _LogprobsRow = tuple[int, float, int, NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]
 
 SEED_MIN, SEED_MAX = -(2**63), 2**64
+FLOAT_MAX = sys.float_info.max
 MAX_N = 128
 GREEDY_TEMPERATURE = 1e-5
 """Below this temperature a row is greedy: argmax, no draw."""
@@ -96,7 +98,8 @@ def _number(owner: str, name: str, value: Any, low: float, high: float, *, open_
     inside = (low < value if open_low else low <= value) and value <= high
     if not inside:  # NaN is inside of nothing
         left = "(" if open_low else "["
-        raise ValueError(f"{owner}.{name} must be in {left}{low:g}, {high:g}], got {shown(value)}")
+        limit = f"finite and at least {low:g}" if high == FLOAT_MAX else f"in {left}{low:g}, {high:g}]"
+        raise ValueError(f"{owner}.{name} must be {limit}, got {shown(value)}")
     return float(value)
 
 
@@ -141,9 +144,7 @@ def _words_of_ids(owner: str, name: str, value: Any) -> tuple[tuple[int, ...], .
 
 
 def _strings(owner: str, name: str, value: Any) -> tuple[str, ...]:
-    """Tuple of non-empty strings from None, one string or a list of them."""
-    if value is None:
-        return ()
+    """Tuple of non-empty strings from one string or a list of them."""
     value = plain(value)
     items = (value,) if isinstance(value, str) else value
     if isinstance(items, Mapping) or not isinstance(items, Iterable):
@@ -272,7 +273,7 @@ class SamplingParams(_NamesItsFields):
     def _check_numbers(self) -> None:
         own = self.OWNER
         self._set("n", _integer(own, "n", self.n, 1, MAX_N))
-        self._set("temperature", _number(own, "temperature", self.temperature, 0.0, 1.7e308))
+        self._set("temperature", _number(own, "temperature", self.temperature, 0.0, FLOAT_MAX))
         self._set("top_k", _integer(own, "top_k", self.top_k, -1))
         self._set("top_p", _number(own, "top_p", self.top_p, 0.0, 1.0, open_low=True))
         self._set("min_p", _number(own, "min_p", self.min_p, 0.0, 1.0))
@@ -294,10 +295,11 @@ class SamplingParams(_NamesItsFields):
 
     def _check_lists(self) -> None:
         own = self.OWNER
-        self._set("stop", _strings(own, "stop", self.stop))
-        self._set("bad_words", _strings(own, "bad_words", self.bad_words))
-        stop_ids = () if self.stop_token_ids is None else self.stop_token_ids
-        self._set("stop_token_ids", _token_ids(own, "stop_token_ids", stop_ids))
+        for name in ("stop", "bad_words"):
+            if getattr(self, name) is not None:
+                self._set(name, _strings(own, name, getattr(self, name)))
+        if self.stop_token_ids is not None:
+            self._set("stop_token_ids", _token_ids(own, "stop_token_ids", self.stop_token_ids))
         if self.allowed_token_ids is not None:
             way_out = "leave it out to allow every token"
             ids = _token_ids(own, "allowed_token_ids", self.allowed_token_ids, if_empty=way_out)
@@ -354,9 +356,16 @@ class SamplingParams(_NamesItsFields):
             raise ValueError(f"{own}.min_tokens ({least}) must not exceed max_tokens ({most})")
         if not self.detokenize and (self.stop or self.bad_words):
             field_name = "stop" if self.stop else "bad_words"
+            strings = shown(list(getattr(self, field_name)))
             raise ValueError(
-                f"{own}.{field_name} needs text, but detokenize=False; use stop_token_ids or bad_words_token_ids"
+                f"{own}.{field_name}={strings} needs text, but detokenize=False; use {field_name}_token_ids, "
+                "or leave detokenize out"
             )
+
+    def __hash__(self) -> int:
+        """Of what can be hashed: fields that are mappings tell equal parameters apart from others, not their hashes."""
+        values = [getattr(self, f.name) for f in fields(self)]
+        return hash(tuple(v for v in values if not isinstance(v, Mapping | StructuredOutputsParams)))
 
     @property
     def is_greedy(self) -> bool:

@@ -56,3 +56,9 @@ def test_where_a_copy_comes_from_is_no_parameter():
     assert "_source" not in SamplingParams.defaults() and "_source" not in repr(SamplingParams())
     with pytest.raises(TypeError, match="no parameter '_source'"):
         SamplingParams(_source=1)
+
+
+def test_equal_parameters_have_one_hash_mappings_too():
+    asked = {"stop": ["a"], "stages": {"top_p": False}, "logit_bias": {5: 1.0}, "structured_outputs": {"json": {}}}
+    first, second = SamplingParams(**asked), SamplingParams(**asked)
+    assert first == second and len({first, second, SamplingParams(), SamplingParams(seed=1)}) == 3

@@ -135,7 +135,10 @@ class Admission:
 
     def _check_ids(self, ids: Any) -> list[int]:
         if isinstance(ids, bytes) or not isinstance(ids, Sequence):
-            raise TypeError(f"a prompt must be a string, a list of token ids or a dict, got {type(ids).__name__}")
+            way_out = "; decode it, as in .decode('utf-8')" if isinstance(ids, bytes) else ""
+            raise TypeError(
+                f"a prompt must be a string, a list of token ids or a dict, got {type(ids).__name__}{way_out}"
+            )
         ids, vocab = list(ids), self.limits.vocab_size
         if ids and isinstance(plain(ids[0]), str | list | tuple | Mapping):
             raise TypeError(
@@ -184,7 +187,7 @@ class Admission:
     def check(self, params: SamplingParams) -> None:
         """Raises for what cannot be served here."""
         vocab = self.limits.vocab_size
-        for i in params.stop_token_ids:
+        for i in params.stop_token_ids or ():
             if i >= vocab:
                 raise RequestError(f"stop_token_ids holds {shown(i)}, outside the vocabulary 0..{vocab - 1}")
         if self.tokenizer is None and params.stop:
@@ -223,7 +226,7 @@ class Admission:
             arrival_index=index,
             priority=prompt.priority,
             eos_token_ids=frozenset() if params.ignore_eos else self.limits.eos_token_ids,
-            stop_token_ids=frozenset(params.stop_token_ids),
+            stop_token_ids=frozenset(params.stop_token_ids or ()),
             cache_salt=prompt.cache_salt,
             prompt=prompt.text,
         )

@@ -83,7 +83,7 @@ COMMANDS = {
     "contradictory parameters": (["generate", "sampler.min_tokens=9", "sampler.max_tokens=3"],
                                  "sampler.min_tokens (9) must not exceed max_tokens (3)"),
     "stop strings without text": (["generate", "sampler.detokenize=false", "sampler.stop=[a]"],
-                                  "sampler.stop needs text, but detokenize=False; use stop_token_ids"),
+                                  "sampler.stop=['a'] needs text, but detokenize=False; use stop_token_ids, or"),
     "swap space without swap": (["generate", "kv_cache.num_swap_blocks=4"], "needs scheduler.preemption=swap, but it"),
     "threshold without a draw": (["generate", "sampler=greedy", "sampler.top_p=0.5"], "sampler=greedy has no stage th"),
     "a stage in the wrong order": (["generate", "sampler.stages.temperature.order=1150"],

@@ -21,7 +21,8 @@ def test_defaults_are_those_of_the_public_surface():
     expected = {
         "n": 1, "temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0,
         "frequency_penalty": 0.0, "presence_penalty": 0.0, "seed": None, "max_tokens": 16, "min_tokens": 0,
-        "stop_token_ids": (), "ignore_eos": False, "include_stop_str_in_output": False, "logprobs": None,
+        "stop": None, "bad_words": None, "stop_token_ids": None,
+        "ignore_eos": False, "include_stop_str_in_output": False, "logprobs": None,
         "prompt_logprobs": None, "logprob_token_ids": None, "logit_bias": None, "allowed_token_ids": None,
         "bad_words_token_ids": None, "structured_outputs": None, "detokenize": True, "skip_special_tokens": True,
         "stages": None, "extra_args": None,
@@ -71,7 +72,7 @@ def test_every_value_inside_the_range_is_taken(name, values):
         ("n", 1.0, TypeError, "an integer, got 1.0"),
         ("temperature", -0.1, ValueError, "got -0.1"),
         ("temperature", NAN, ValueError, "got nan"),
-        ("temperature", INF, ValueError, "got inf"),
+        ("temperature", INF, ValueError, "must be finite and at least 0, got inf"),
         ("temperature", 10**400, ValueError, "got 1000"),
         ("temperature", "1", TypeError, "a number, got '1'"),
         ("temperature", True, TypeError, "a number, got True"),
@@ -167,7 +168,8 @@ def test_unknown_name_is_refused_with_the_nearest():
 
 def test_detokenize_false_refuses_stop_strings_and_bad_words():
     for name in ("stop", "bad_words"):
-        with pytest.raises(ValueError, match=f"{name} needs text, but detokenize=False"):
+        wanted = rf"\.{name}=\['a'\] needs text, but detokenize=False; use {name}_token_ids, or"
+        with pytest.raises(ValueError, match=wanted):
             SamplingParams(detokenize=False, **{name: ["a"]})
 
 

@@ -38,7 +38,7 @@ class MinTokens:
         self._until, self._ids = ctx.column("until"), ctx.column("ids")
 
     def _endings(self, params: SamplingParams) -> list[int]:
-        return sorted(set(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos))
+        return sorted(set(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self._eos))
 
     def wants(self, params: SamplingParams) -> bool:
         return params.min_tokens > 0 and bool(self._endings(params))
