@@ -130,14 +130,16 @@ class Scheduler:
         needed = self._num_blocks(request.max_total_tokens) * self._num_groups
         there = self._ctx.num_blocks - 1
         if needed > there:
+            is_open = request.params.max_tokens is None
+            limit, way_out = ("max_tokens=None", "set") if is_open else ("max_tokens", "lower")
             raise RequestError(
-                f"request {request.request_id}: prompt and max_tokens are {request.max_total_tokens} tokens and need "
-                f"{needed} blocks, but the pool has {there}. Raise kv_cache.num_blocks or lower max_tokens."
+                f"prompt and {limit} are {request.max_total_tokens} tokens and need {needed} blocks, but the pool has "
+                f"{there}. Raise kv_cache.num_blocks or {way_out} max_tokens."
             )
         budget = self._ctx.max_num_batched_tokens
         if not self._ctx.chunked_prefill and request.num_prompt_tokens > budget:
             raise RequestError(
-                f"request {request.request_id}: prompt has {request.num_prompt_tokens} tokens but "
+                f"the prompt has {request.num_prompt_tokens} tokens but "
                 f"scheduler.max_num_batched_tokens is {budget} and scheduler.chunked_prefill is false. "
                 "Raise scheduler.max_num_batched_tokens or set scheduler.chunked_prefill=true."
             )

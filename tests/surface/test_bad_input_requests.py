@@ -77,7 +77,7 @@ PROMPTS = {
     "priority without its policy": ({"prompt_token_ids": [4], "priority": 1}, RequestError, "needs policy=priority, b"),
     "priority that is NaN": ({"prompt_token_ids": [4], "priority": NAN}, TypeError, "priority must be an integer, got"),
     "as long as max_model_len": ([4] * 64, RequestError, "the prompt has 64 tokens but engine.max_model_len is 64"),
-    "larger than the pool": ([4] * 50, RequestError, "need 4 blocks, but the pool has 3"),
+    "larger than the pool": ([4] * 50, RequestError, "^prompt and max_tokens are 60 tokens and need 4 b"),
     "embeddings": ({"prompt_embeds": [[0.0]]}, FrameworkError, "prompt_embeds is not built yet; leave it out"),
 }  # fmt: skip
 
@@ -104,7 +104,7 @@ PARAMS = {
     "stage off that is used": (SamplingParams(top_p=0.5, stages={"top_p": False}), RequestError, "Leave out one of th"),
     "parameter of no stage": (LONG.replace(extra_args={"top_p": {"x": 1}}), RequestError, r"extra_args\.top_p has no"),
     "more output than the pool": (LONG.replace(max_tokens=63), RequestError, "need 4 blocks, but the pool has 3"),
-    "no limit but the model's": (LONG.replace(max_tokens=None), RequestError, "need 4 blocks, but the pool has 3"),
+    "no limit but the model's": (LONG.replace(max_tokens=None), RequestError, "3. Raise .* or set max_tokens"),
 }  # fmt: skip
 
 
