@@ -76,7 +76,11 @@ class Tokenizer:
         try:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError:  # what the Rust side says of text that has no UTF-8
-            raise RequestError("the prompt is not valid Unicode. Remove its unpaired surrogates.") from None
+            place = next(i for i, c in enumerate(text) if "\ud800" <= c <= "\udfff")
+            raise RequestError(
+                f"the prompt is not valid Unicode: character {place} is {text[place]!r}, half of a surrogate pair. "
+                "Remove it, or read the text as UTF-8."
+            ) from None
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the ids; bytes that are no whole character become U+FFFD."""

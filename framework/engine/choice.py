@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from framework.engine.admission import Admission, Limits
 from framework.engine.defaults import check_defaults, default_params, eos_token_ids
-from framework.errors import CheckpointError, ConfigError, NotBuiltError, PluginError, did_you_mean
+from framework.errors import CheckpointError, ConfigError, NotBuiltError, PluginError
 from framework.interfaces import BackendContext, StageContext, StageSpec
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _model(config: Config, checkpoint: Checkpoint, plugins: Registry) -> Part:
         if architecture not in spec.provides:
             raise PluginError(
                 f"model={spec.name} serves {', '.join(spec.provides) or 'nothing'}, but {checkpoint.location} is of "
-                f"architecture {architecture}.{did_you_mean(architecture, spec.provides)} Use model=auto"
+                f"architecture {architecture}. Use model=auto"
             )
     return Part(spec.name, plugins.load_target("model", spec.name), None)
 

@@ -90,9 +90,11 @@ def _refuse_partial(*factors: float | None) -> None:
 
 def _refuse_unknown(rope_type: str, scaling: Mapping[str, Any]) -> None:
     if not isinstance(rope_type, str) or rope_type not in _TYPES:
-        known = ", ".join(sorted(_TYPES))
-        hint = did_you_mean(str(rope_type), _TYPES)
-        raise CheckpointError(f"rope_type '{rope_type}' is not supported. Supported: {known}.{hint}")
+        known = sorted(set(_TYPES) - {"factors"})  # which a GGUF header says by itself
+        raise CheckpointError(
+            f"config.json: rope_type '{rope_type}' is not supported.{did_you_mean(str(rope_type), known)} "
+            f"Supported: {', '.join(known)}. Use a checkpoint of one of these."
+        )
     known_keys = _TYPES[rope_type].keys
     unknown = [key for key, value in scaling.items() if key not in known_keys and value is not None]
     if unknown:

@@ -30,7 +30,7 @@ def test_factors_divide_one_frequency_each():
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
-        ({"rope_type": "longrope"}, r"rope_type 'longrope' is not supported. Supported: default, dynamic, factors"),
+        ({"rope_type": "longrope"}, r"config.json: rope_type 'longrope' .* default, dynamic, linear, llama3, yarn. U"),
         ({"rope_type": "yarm"}, r"Did you mean 'yarn'\?"),
         ({"rope_type": "default", "mrope_section": [1, 2]}, r"does not know mrope_section"),
         ({"rope_type": "linear", "factor": 2.0, "attention_factor": 3}, r"does not know attention_factor"),

@@ -28,14 +28,14 @@ def weights(tied=False):
 @pytest.mark.parametrize(
     ("edits", "message"),
     [
-        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not served. Served: silu, swish"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not served. Served: silu, swish. Use a checkpoint"),
         ({"sliding_window": 8}, "sliding_window=8 is not built yet"),
         ({"layer_types": ["sliding_attention"]}, "layer_types sliding_attention are not built yet"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config=.*fp8.* is not built yet"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0 is not built yet"),
         ({"embedding_multiplier": 12.0}, "embedding_multiplier=12.0 is not built yet"),
         ({"num_local_experts": 8}, "num_local_experts=8 is not built yet"),
-        ({"num_key_value_heads": 3}, "num_attention_heads=4 is no multiple of num_key_value_heads=3"),
+        ({"num_key_value_heads": 3}, "config.json: num_attention_heads=4 is no multiple of num_key_value_heads=3"),
         ({"head_dim": 5}, "head_dim=5 is odd"),
         ({"hidden_size": None}, "config.json has no 'hidden_size'"),
         ({"vocab_size": "many"}, "vocab_size must be a whole number of at least 1, got 'many'"),

@@ -68,7 +68,9 @@ def read_dense(
     hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
     kv_heads = _size(config, "num_key_value_heads", heads)
     if heads % kv_heads:
-        raise CheckpointError(f"num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}.")
+        raise CheckpointError(
+            f"config.json: num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}. Correct it."
+        )
     head_dim = _size(config, "head_dim", head_dim or hidden // heads)
     if head_dim % 2:
         raise CheckpointError(f"head_dim={head_dim} is odd; rotary embedding turns pairs. Correct config.json.")
@@ -103,7 +105,8 @@ def _refuse_what_is_not_built(config: Mapping[str, Any], window_key: bool) -> No
     activation = config.get("hidden_act", "silu")
     if activation not in _ACTIVATIONS:
         raise CheckpointError(
-            f"config.json: hidden_act={activation!r} is not served. Served: {', '.join(_ACTIVATIONS)}."
+            f"config.json: hidden_act={activation!r} is not served. Served: {', '.join(_ACTIVATIONS)}. "
+            "Use a checkpoint of one of these."
         )
 
 
