@@ -44,7 +44,7 @@ WANTED_TRACE = "FRAMEWORK_FULL_ERROR_AS_TYPED"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs one command line. Ends with SystemExit: 2 for a user's error, 1 when a job of a sweep
+    """Runs one command line. Ends with SystemExit: 2 for a user's error, 1 when a part was refused or a job of a sweep
     failed, 130 for Ctrl-C, 143 for SIGTERM, 141 when nobody reads the output any more."""
     wants_trace = os.environ.get(TRACE_SWITCH) == "1"
     _escape_what_stdout_cannot_show()
@@ -163,6 +163,7 @@ def _app(cfg: DictConfig) -> None:
 
     from framework.composing import parts_of
     from framework.plugins import registry
+    from framework.runs import Incomplete
 
     wants_trace = _restore_trace_switch()
     record = _record if HydraConfig.get().mode == RunMode.MULTIRUN else None
@@ -178,6 +179,11 @@ def _app(cfg: DictConfig) -> None:
             _give_up(error, wants_trace)
         record("error", error=str(error))  # the sweep goes on
         print(f"error: {error}", file=sys.stderr)
+    except Incomplete as part:
+        print(f"error: {part}", file=sys.stderr)
+        if record is None:
+            raise SystemExit(1) from None
+        record("error", metrics=part.metrics, error=str(part))
     except BrokenPipeError:  # Hydra would show its trace
         _end_unread()
     else:

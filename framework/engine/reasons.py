@@ -92,6 +92,8 @@ def _defaults(choice: Choice) -> Iterator[Reason]:
         value = getattr(defaults, name)
         if name not in choice.config.sampler.params and value != getattr(plain, name):
             yield Reason(f"sampler.{name}", value, "generation_config.json of the checkpoint")
+    if "max_tokens" not in choice.config.sampler.params:
+        yield Reason("sampler.max_tokens", defaults.max_tokens, "SamplingParams; in run=chat, as many as fit")
     yield Reason(
         "eos token ids",
         sorted(choice.admission.limits.eos_token_ids),

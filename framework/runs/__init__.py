@@ -23,6 +23,17 @@ class Setting:
     where: str
 
 
+class Incomplete(Exception):
+    """Raised by a run that has done a part of its work: exit code 1. What was refused has been reported by then.
+
+    metrics  of what was done, as the run would have returned them
+    """
+
+    def __init__(self, message: str, metrics: Mapping[str, float] | None = None) -> None:
+        super().__init__(message)
+        self.metrics = dict(metrics or {})
+
+
 @dataclass(frozen=True)
 class RunArgs:
     """What the command line alone says: texts, byte for byte, and the options of the chosen run.

@@ -12,13 +12,14 @@ import math
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from framework.errors import ConfigError
 from framework.request import CompletionOutput, Logprob, OutputKind, RequestOutput, SamplingParams
+from framework.runs import Incomplete
 from framework.runs.output_file import OutputFile, refuse_same_file
 from framework.runs.signals import held_signals
 from framework.runs.unread import OF_BENCH, refuse_unread
@@ -34,31 +35,29 @@ DEFAULT_PROMPTS = (
     "Once upon a time, in a village by the sea,",
     "def fibonacci(n):\n",
 )
-DEFAULT_MAX_TOKENS = 64
-"""Of the default prompts, unless `sampler.max_tokens` says another number."""
 NO_LINE_RAN = "prompts_file: every line was refused, so nothing ran. Correct the lines that are named above"
-_LINE_KEYS = ("prompt", "prompt_token_ids", "messages", "id")
+_PROMPTS = ("prompt", "prompt_token_ids", "messages")
+_PROMPT_KEYS = ("cache_salt", "priority")
+"""Keys of a line that say more of its prompt; whatever else it has is a parameter."""
 
 
 @dataclass
 class Job:
     """One prompt of the run.
 
-    index       place among the lines; the engine knows the job by its text
-    params      SamplingParams fields that its line names
-    max_tokens  stands where neither its line nor the configuration says another
-    given_id    id as its line writes it, a string or an integer; None when it has none
+    number    of its line, from 1; the engine knows the job by it
+    params    SamplingParams fields that its line names
+    given_id  id as its line writes it, a string or an integer; None when it has none
     """
 
-    index: int
+    number: int
     prompt: Any
     params: dict[str, Any] = field(default_factory=dict)
-    max_tokens: int | None = None
     given_id: str | int | None = None
 
     @property
     def request_id(self) -> str:
-        return str(self.index)
+        return str(self.number)
 
     @property
     def shown_id(self) -> str | int:
@@ -70,15 +69,24 @@ def run(config: Config, args: RunArgs) -> dict[str, float]:
     """Generates and prints; returns the closing line's figures (the metrics of a sweep)."""
     _refuse(args, config.trace)
     with ExitStack() as stack:
-        jobs = _read_jobs(args)
+        jobs, num_refused = _read_jobs(args)
         # Before the model loads: a folder that is not there should not cost a load.
         sink = stack.enter_context(OutputFile(args.output)) if args.output else None
+        if not jobs:
+            return _nothing_to_do(args, sink)
         from framework.engine.llm import LLM
 
         llm = stack.enter_context(LLM(config=config))
         # Several completions of one prompt are printed one after the other, so that they do not run into each other.
         streams = sink is None and args.prompt is not None and llm.engine.admission.defaults.n == 1
-        return _Generation(llm.engine, sink, streams).run(jobs)
+        return _Generation(llm.engine, sink, streams, num_refused).run(jobs)
+
+
+def _nothing_to_do(args: RunArgs, sink: OutputFile | None) -> dict[str, float]:
+    print(f"prompts_file={args.prompts_file}: it has no lines, so nothing ran", file=sys.stderr)
+    if sink is not None:
+        sink.begin()
+    return {"requests": 0.0}
 
 
 def _refuse(args: RunArgs, trace: str | None) -> None:
@@ -101,16 +109,16 @@ def _refuse(args: RunArgs, trace: str | None) -> None:
 # --------------------------------------------------------------------------------------------------------- prompts
 
 
-def _read_jobs(args: RunArgs) -> list[Job]:
+def _read_jobs(args: RunArgs) -> tuple[list[Job], int]:
+    """(jobs, number of lines that are none)."""
     if args.prompts_file is not None:
         return _read_file(args.prompts_file)
-    if args.prompt is not None:
-        return [Job(0, args.prompt)]
-    return [Job(i, prompt, {}, DEFAULT_MAX_TOKENS) for i, prompt in enumerate(DEFAULT_PROMPTS)]
+    prompts = DEFAULT_PROMPTS if args.prompt is None else (args.prompt,)
+    return [Job(number, prompt) for number, prompt in enumerate(prompts, start=1)], 0
 
 
-def _read_file(path: str) -> list[Job]:
-    """Jobs of a JSON-lines file; a bad line is reported with its number, and the rest runs.
+def _read_file(path: str) -> tuple[list[Job], int]:
+    """Jobs of a JSON-lines file, and how many lines were refused: each is reported with its number, the rest runs.
 
     ConfigError when every line is bad; a file without lines has no jobs.
     """
@@ -124,7 +132,7 @@ def _read_file(path: str) -> list[Job]:
         if not line.strip():
             continue
         try:
-            job = _job(json.loads(_decoded(line)), number - 1)
+            job = _job(_parsed(line), number)
             if job.given_id is not None and str(job.given_id) in seen:
                 raise ValueError(f"id '{job.given_id}' stands in an earlier line as well")
         except (ValueError, TypeError, RecursionError) as e:
@@ -136,29 +144,33 @@ def _read_file(path: str) -> list[Job]:
         jobs.append(job)
     if num_bad and not jobs:
         raise ConfigError(NO_LINE_RAN)
-    return jobs
+    return jobs, num_bad
 
 
-def _decoded(line: bytes) -> str:
+def _parsed(line: bytes) -> Any:
     try:
-        return line.decode("utf-8")
+        return json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as e:
         raise ValueError(f"is not UTF-8: byte 0x{line[e.start]:02x} at {e.start}") from None
+    except json.JSONDecodeError as e:
+        what = f"is not JSON: {e.msg} at column {e.colno}"
+        raise ValueError(f'{what}; write an object, as in {{"prompt": "Hi"}}') from None
 
 
 def _report(number: int, error: Exception) -> None:
     print(f"prompts_file line {number}: {error}", file=sys.stderr)
 
 
-def _job(line: Any, index: int) -> Job:
+def _job(line: Any, number: int) -> Job:
     if not isinstance(line, dict):
         raise TypeError(f"must be a JSON object, got {type(line).__name__}")
-    given = [k for k in ("prompt", "prompt_token_ids", "messages") if k in line]
+    given = [k for k in _PROMPTS if k in line]
     if len(given) != 1:
         raise ValueError(f"needs exactly one of prompt, prompt_token_ids, messages; got {given or 'none'}")
-    params = {k: v for k, v in line.items() if k not in _LINE_KEYS}
+    params = {k: v for k, v in line.items() if k not in (*_PROMPTS, *_PROMPT_KEYS, "id")}
     SamplingParams(**params)  # checked here, so that the error has its line
-    return Job(index, {given[0]: line[given[0]]}, params, given_id=_given_id(line) if "id" in line else None)
+    prompt = {k: line[k] for k in (*given, *_PROMPT_KEYS) if k in line}
+    return Job(number, prompt, params, _given_id(line) if "id" in line else None)
 
 
 def _given_id(line: dict[str, Any]) -> str | int:
@@ -177,7 +189,8 @@ def _given_id(line: dict[str, Any]) -> str | int:
 class _Generation:
     """Admits the jobs, steps the engine, prints or writes what finishes."""
 
-    def __init__(self, engine: Engine, sink: OutputFile | None, streams: bool) -> None:
+    def __init__(self, engine: Engine, sink: OutputFile | None, streams: bool, num_refused: int = 0) -> None:
+        self._num_refused = num_refused
         self._engine, self._sink, self._streams = engine, sink, streams
         self._jobs: dict[str, Job] = {}
         self._done: dict[str, RequestOutput] = {}
@@ -208,7 +221,18 @@ class _Generation:
                 prefill, decode = progress.rates()
             figures = self._close(elapsed, prefill, decode)
             stop.end()
+        self._raise_incomplete(figures)
         return figures
+
+    def _raise_incomplete(self, figures: dict[str, float]) -> None:
+        num_failed = sum(output.error is not None for output in self._done.values())
+        said = []
+        if self._num_refused:
+            said.append(f"{self._num_refused} of {self._num_refused + len(self._jobs)} lines refused")
+        if num_failed:
+            said.append(f"{num_failed} of {len(self._jobs)} requests ended with an error")
+        if said:
+            raise Incomplete(f"{', '.join(said)}; they are named above", figures)
 
     def _break_off(self) -> None:
         """Ends what still runs, and keeps what it had: finish_reason is `abort`. What had not begun leaves nothing."""
@@ -225,15 +249,14 @@ class _Generation:
         except (ValueError, TypeError) as e:
             if isinstance(job.prompt, str):
                 raise
-            _report(job.index + 1, e)
+            _report(job.number, e)
+            self._num_refused += 1
             return
         self._jobs[job.request_id] = job
 
     def _params(self, job: Job) -> SamplingParams:
         defaults = self._engine.admission.defaults
         changes = dict(job.params)
-        if job.max_tokens is not None and "max_tokens" not in defaults.named:
-            changes["max_tokens"] = job.max_tokens
         # Whatever kind is configured or stands in a line: a piece of a text is neither printed nor written for it.
         changes["output_kind"] = OutputKind.DELTA if self._streams else OutputKind.FINAL
         params: SamplingParams = defaults.replace(**changes)
@@ -244,7 +267,10 @@ class _Generation:
             return prompt
         from framework.engine.admission import chat_prompt
 
-        return chat_prompt(self._engine.tokenizer, prompt["messages"], add_generation_prompt=True)
+        rendered = chat_prompt(self._engine.tokenizer, prompt["messages"], add_generation_prompt=True)
+        others = {k: v for k, v in prompt.items() if k != "messages"}
+        checked = self._engine.admission.prompt({"prompt_token_ids": rendered.token_ids, **others})
+        return replace(checked, text=rendered.text)
 
     def _take(self, output: RequestOutput) -> bool:
         """Prints a streamed piece or keeps a finished output; True when the request is finished."""
@@ -293,8 +319,14 @@ class _Generation:
             self._next += 1
             if output is not None:
                 for completion in output.outputs:
-                    sys.stdout.write(f"{output.prompt or ''}{completion.text}\n\n")
+                    sys.stdout.write(f"{self._before(output, completion)}{completion.text}\n\n")
                 sys.stdout.flush()
+
+    def _before(self, output: RequestOutput, completion: CompletionOutput) -> str:
+        """What stands before a text: its prompt, or where there is none, what tells it from its siblings."""
+        if output.prompt is not None or len(output.outputs) == 1:
+            return output.prompt or ""
+        return f"[{self._jobs[output.request_id].shown_id}, {completion.index + 1} of {len(output.outputs)}] "
 
     def _close(self, elapsed: float, prefill: float, decode: float) -> dict[str, float]:
         """The closing line on stderr, and its figures; what prefill and decode mean stands at `Progress.rates`."""
@@ -302,23 +334,28 @@ class _Generation:
         for request_id, output in self._done.items():
             if output.error is not None:
                 print(f"request {self._jobs[request_id].shown_id}: {output.error}", file=sys.stderr)
-        ttft = _mean([m.ttft for m in metrics if m.ttft is not None])
-        tpot = _mean([m.tpot for m in metrics if m.tpot is not None])
-        figures = {
-            "requests": float(len(metrics)),
-            "ttft_s": ttft,
-            "tpot_s": tpot,
+        known = {
+            "ttft_s": _mean([m.ttft for m in metrics if m.ttft is not None]),
+            "tpot_s": _mean([m.tpot for m in metrics if m.tpot is not None]),
             "output_tokens_per_s": self._num_tokens / elapsed,
-            "prefill_tokens_per_s": prefill,
-            "decode_tokens_per_s": decode,
+            "prefill_tokens_per_s": prefill or None,
+            "decode_tokens_per_s": decode or None,
         }
+        figures = {"requests": float(len(metrics)), **{k: v for k, v in known.items() if v is not None}}
         count = f"{len(metrics)} request{'s' * (len(metrics) != 1)}"
-        print(
-            f"{count}, {elapsed:.2f} s: TTFT {ttft * 1e3:.0f} ms, TPOT {tpot * 1e3:.1f} ms, "
-            f"{figures['output_tokens_per_s']:.1f} output tok/s (prefill {prefill:.0f}, decode {decode:.0f} tok/s)",
-            file=sys.stderr,
-        )
+        print(f"{count}, {elapsed:.2f} s: {_shown(figures)}", file=sys.stderr)
         return figures
+
+
+def _shown(figures: Mapping[str, float]) -> str:
+    """The figures that there are: requests of one token have no TPOT and no decode."""
+    shown = [f"TTFT {figures['ttft_s'] * 1e3:.0f} ms"] if "ttft_s" in figures else []
+    if "tpot_s" in figures:
+        shown.append(f"TPOT {figures['tpot_s'] * 1e3:.1f} ms")
+    kinds = ("prefill", "decode")
+    parts = [f"{k} {figures[f'{k}_tokens_per_s']:.0f}" for k in kinds if f"{k}_tokens_per_s" in figures]
+    rates = f" ({', '.join(parts)} tok/s)" if parts else ""
+    return ", ".join([*shown, f"{figures['output_tokens_per_s']:.1f} output tok/s{rates}"])
 
 
 def _logprobs(completion: CompletionOutput) -> dict[str, Any]:
@@ -337,5 +374,5 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -101,7 +101,7 @@ def test_signal_while_a_line_is_written_leaves_whole_lines_of_all_that_had_begun
     code, out, err = sent(RUNS["generate"], signal.SIGTERM, "framework.runs.output_file.OutputFile.write")
     assert (code, out) == (143, "") and "Traceback" not in err
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert {line["id"]: line["finish_reason"] for line in lines} == {"0": "length", "1": "abort"}
+    assert {line["id"]: line["finish_reason"] for line in lines} == {"1": "length", "2": "abort"}
     assert lines[0]["text"] == "w5 w6"
 
 

@@ -72,7 +72,7 @@ def test_texts_that_were_printed_in_part_are_printed_when_the_run_is_broken_off(
 def test_every_completion_of_a_prompt_has_its_line_and_its_text(generated, tmp_path):
     code, out, _ = generated("prompt=a\n", "sampler.n=2", "sampler.max_tokens=3", "output=out.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [(line["id"], line["index"], line["text"]) for line in lines] == [("0", 0, "Aé"), ("0", 1, "Aé")]
+    assert [(line["id"], line["index"], line["text"]) for line in lines] == [("1", 0, "Aé"), ("1", 1, "Aé")]
     code, out, _ = generated("prompt=a\n", "sampler.n=2", "sampler.max_tokens=3")
     assert (code, out) == (0, "a\nAé\n\n" * 2)
 

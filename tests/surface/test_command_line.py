@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -79,16 +80,16 @@ def test_at_reads_a_file_byte_for_byte(typed, tmp_path):
     assert err.startswith("error: prompt=@nowhere.txt: cannot read the file") and err.count("\n") == 1
 
 
-def test_default_prompts_are_printed_in_order_with_sixty_four_tokens(typed):
+def test_default_prompts_are_printed_in_order_with_as_many_tokens_as_any_other(typed):
     code, out, err = typed("sampler.temperature=0", "sampler.ignore_eos=true", "engine.max_model_len=128")
     assert code == 0
     # The tokenizer reads every word of theirs as w0, so that the chain begins at 1; special tokens are left out.
-    text = " ".join(f"w{(1 + i) % 24}" for i in range(64) if (1 + i) % 24 not in (1, 3))
+    text = " ".join(f"w{(1 + i) % 24}" for i in range(16) if (1 + i) % 24 not in (1, 3))
     assert out == "".join(f"{prompt}{text}\n\n" for prompt in DEFAULT_PROMPTS)
     assert "4 requests" in err
 
 
-def test_configured_max_tokens_stands_over_that_of_the_default_prompts(typed, tmp_path):
+def test_configured_max_tokens_holds_for_the_default_prompts(typed, tmp_path):
     code, _, _ = typed("sampler.temperature=0", "sampler.max_tokens=2", "sampler.ignore_eos=true", "output=o.jsonl")
     assert code == 0
     assert [len(line["token_ids"]) for line in lines_of(tmp_path / "o.jsonl")] == [2] * 4
@@ -118,9 +119,9 @@ def test_prompts_file_gives_one_line_of_output_a_prompt(typed, tmp_path):
     found = {line["id"]: line for line in lines_of(tmp_path / "out.jsonl")}
     assert {i: (x["text"], x["token_ids"], x["finish_reason"]) for i, x in found.items()} == {
         "first": ("w6 w7 w8", [6, 7, 8], "length"),
-        "2": ("w8", [8], "length"),
+        "3": ("w8", [8], "length"),
         9: ("w10", [10, 11], "stop"),
-        "4": ("w5 w6 w7", [5, 6, 7], "length"),
+        "5": ("w5 w6 w7", [5, 6, 7], "length"),
     }
     assert {line["index"] for line in found.values()} == {0}  # of the completion, as in CompletionOutput
     for line in found.values():
@@ -129,7 +130,8 @@ def test_prompts_file_gives_one_line_of_output_a_prompt(typed, tmp_path):
 
 
 BAD_LINES = [
-    ("{not json\n", "Expecting property name"),
+    ("{not json\n", "is not JSON: Expecting property name enclosed in double quotes at column 2; write an object"),
+    ("Hello\n", 'is not JSON: Expecting value at column 1; write an object, as in {"prompt": "Hi"}'),
     ("[1]\n", "must be a JSON object, got list"),
     ({}, "exactly one of prompt, prompt_token_ids, messages; got none"),
     ({"prompt": "w4", "prompt_token_ids": [4]}, "exactly one"),
@@ -158,7 +160,8 @@ def test_bad_line_is_reported_with_its_number_and_the_rest_runs(typed, tmp_path)
         tmp_path / "in.jsonl", {"prompt": "w4", "id": "good"}, *(line for line, _ in BAD_LINES), {"prompt": "w9"}
     )
     code, out, err = typed(words, "output=out.jsonl", *GREEDY)
-    assert (code, out) == (0, "")
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1] == "error: 22 of 24 lines refused; they are named above"
     reported = dict(line.split(": ", 1) for line in err.splitlines() if line.startswith("prompts_file line"))
     for number, (_, message) in enumerate(BAD_LINES, start=2):
         assert message in reported.pop(f"prompts_file line {number}")
@@ -173,11 +176,50 @@ def test_prompts_file_without_output_prints_prompts_and_texts_in_order(typed, tm
 
 
 def test_line_without_an_id_runs_beside_one_whose_id_is_its_number(typed, tmp_path):
-    words = write(tmp_path / "in.jsonl", {"prompt": "w4", "id": "1"}, {"prompt": "w6"}, {"prompt": "w8", "id": 0})
+    words = write(tmp_path / "in.jsonl", {"prompt": "w4", "id": "2"}, {"prompt": "w6"}, {"prompt": "w8", "id": 0})
     code, _, err = typed(words, "output=out.jsonl", *GREEDY)
     assert code == 0 and "prompts_file line" not in err
     found = [(line["id"], line["text"]) for line in lines_of(tmp_path / "out.jsonl")]
-    assert found == [("1", "w5 w6 w7"), ("1", "w7 w8 w9"), (0, "w9 w10 w11")]
+    assert found == [("2", "w5 w6 w7"), ("2", "w7 w8 w9"), (0, "w9 w10 w11")]
+
+
+def test_line_may_say_what_a_prompt_dict_says(typed, tmp_path):
+    say = {"role": "user", "content": "w7"}
+    words = write(
+        tmp_path / "in.jsonl",
+        {"prompt": "w4", "priority": 5, "id": "late"},
+        {"messages": [say], "priority": 1, "cache_salt": "a", "id": "early"},
+        {"prompt_token_ids": [7], "priority": 3, "id": "middle"},
+        {"messages": [say], "priority": "high"},
+        {"messages": [say], "cache_salt": ""},
+    )
+    code, _, err = typed(words, "output=out.jsonl", *GREEDY, "policy=priority", "scheduler.max_num_seqs=1")
+    assert code == 1 and err.splitlines()[-1].startswith("error: 2 of 5 lines refused")
+    assert "line 4: priority" in err and "line 5: cache_salt must be" in err
+    assert [line["id"] for line in lines_of(tmp_path / "out.jsonl")] == ["early", "middle", "late"]
+
+
+def test_request_that_ends_with_an_error_makes_the_exit_code_1(typed, tmp_path, monkeypatch):
+    whole = generate._Generation._take
+
+    def failed(self, output):
+        return whole(self, replace(output, error="broke"))
+
+    monkeypatch.setattr(generate._Generation, "_take", failed)
+    code, _, err = typed("prompt=w4", "output=out.jsonl", *GREEDY)
+    assert code == 1 and "request 1: broke\n" in err
+    assert err.splitlines()[-1] == "error: 1 of 1 requests ended with an error; they are named above"
+
+
+def test_completions_of_token_ids_are_told_apart(typed, tmp_path):
+    words = write(tmp_path / "in.jsonl", {"prompt_token_ids": [4], "n": 2}, {"prompt_token_ids": [4]})
+    assert typed(words, *GREEDY)[:2] == (0, "[1, 1 of 2] w5 w6 w7\n\n[1, 2 of 2] w5 w6 w7\n\nw5 w6 w7\n\n")
+
+
+def test_figures_that_a_request_of_one_token_lacks_are_left_out(typed):
+    code, _, err = typed("prompt=w4", "sampler.max_tokens=1")
+    last = err.splitlines()[-1]
+    assert code == 0 and "TTFT" in last and "prefill" in last and "TPOT" not in last and "decode" not in last
 
 
 def test_file_of_prompts_may_begin_with_a_byte_order_mark(typed, tmp_path):
@@ -188,7 +230,8 @@ def test_file_of_prompts_may_begin_with_a_byte_order_mark(typed, tmp_path):
 def test_line_that_is_no_utf8_is_reported_with_its_number_and_the_rest_runs(typed, tmp_path):
     (tmp_path / "in.jsonl").write_bytes(b'{"prompt": "w4"}\n{"prompt": "w4\xff"}\n{"prompt": "w6"}\n')
     code, out, err = typed("prompts_file=in.jsonl", *GREEDY)
-    assert (code, out) == (0, "w4w5 w6 w7\n\nw6w7 w8 w9\n\n")
+    assert (code, out) == (1, "w4w5 w6 w7\n\nw6w7 w8 w9\n\n")
+    assert err.splitlines()[-1] == "error: 1 of 3 lines refused; they are named above"
     assert "prompts_file line 2: is not UTF-8: byte 0xff at 14\n" in err
 
 
@@ -203,9 +246,11 @@ def test_file_whose_every_line_is_refused_is_an_error_and_output_stays(typed, tm
     assert (tmp_path / "out.jsonl").read_text() == "earlier\n"
 
 
-def test_file_without_lines_runs_nothing_and_is_no_error(typed, tmp_path):
+def test_file_without_lines_runs_nothing_loads_nothing_and_is_no_error(typed, tmp_path):
     (tmp_path / "in.jsonl").write_text("\n")
-    code, out, _ = typed("prompts_file=in.jsonl", "output=out.jsonl")
+    (tmp_path / "out.jsonl").write_text("earlier\n")
+    code, out, err = typed("prompts_file=in.jsonl", "output=out.jsonl", "model.path=/nowhere/at/all")
+    assert err == "prompts_file=in.jsonl: it has no lines, so nothing ran\n"
     assert (code, out, lines_of(tmp_path / "out.jsonl")) == (0, "", [])
 
 
@@ -284,7 +329,7 @@ def test_output_that_cannot_be_written_is_an_error_of_one_line(typed):
 def test_folder_without_a_tokenizer_serves_a_file_of_token_ids(typed, tmp_path):
     words = write(tmp_path / "in.jsonl", {"prompt_token_ids": [4]}, {"prompt": "w4"}, {"messages": []})
     code, _, err = typed(words, "output=out.jsonl", *GREEDY, model="bare")
-    assert code == 0
+    assert code == 1
     assert [(x["text"], len(x["token_ids"])) for x in lines_of(tmp_path / "out.jsonl")] == [("", 3)]
     assert "line 2: the model has no tokenizer" in err and "line 3: messages need a chat template" in err
 

@@ -72,7 +72,9 @@ def test_parameters_of_a_prompts_file_are_refused_with_their_line(folders, capsy
              for name, value in PARAMETERS.items()]  # fmt: skip
     file = tmp_path / "in.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    main(["generate", f"model.path={folders['chain']}", *SMALL, f"prompts_file={file}"])
+    with pytest.raises(SystemExit) as end:
+        main(["generate", f"model.path={folders['chain']}", *SMALL, f"prompts_file={file}"])
+    assert end.value.code == 1
     out, err = capsys.readouterr()
     for number, name in enumerate(PARAMETERS, start=1):
         if name != "logit_bias":  # JSON has no integer keys
