@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from framework.config import build_options
 from framework.errors import FrameworkError
 from framework.request import OutputKind, RequestOutput
+from framework.runs import Incomplete
 from framework.runs.chat_commands import Commands
 from framework.runs.chat_input import ChatInput
 from framework.runs.conversation import Conversation
+from framework.runs.loading import announce
 from framework.runs.options import ChatOptions
 from framework.runs.signals import Stop, held_signals, raised_signals
 from framework.runs.unread import OF_BENCH, refuse_texts, refuse_unread
@@ -34,6 +36,7 @@ def run(config: Config, args: RunArgs) -> None:
     """Talks until the input ends. `prompt=` is said first, `system=` is the system message."""
     _refuse(args)
     options = build_options(ChatOptions, args.options, "run")
+    announce(config)
     from framework.engine.llm import LLM
 
     with LLM(config=config) as llm:
@@ -59,10 +62,16 @@ class Chat:
     def __init__(self, engine: Engine, conversation: Conversation, source: ChatInput) -> None:
         self._engine, self._conversation, self._source = engine, conversation, source
         self._commands = Commands(conversation, self.answer)
-        self._count = 0
+        self._count = self._num_failed = 0
         self._was_interrupted = False
 
     def run(self, first: str | None = None) -> None:
+        """Until the input ends. Incomplete when lines of a pipe could not be answered or obeyed."""
+        self._talk(first)
+        if self._num_failed and not self._source.is_terminal:
+            raise Incomplete(f"{self._num_failed} of the messages and commands failed; they are named above")
+
+    def _talk(self, first: str | None) -> None:
         if self._source.is_terminal:
             note(HINT)
         if first is not None:
@@ -72,7 +81,9 @@ class Chat:
                 continue
             self._was_interrupted = False
             if message.startswith("/") and not message.startswith("//"):
-                if not self._commands.obey(message):
+                goes_on, was_obeyed = self._commands.obey(message)
+                self._num_failed += not was_obeyed
+                if not goes_on:
                     return
             else:
                 self.say(message[1:] if message.startswith("//") else message)
@@ -90,6 +101,9 @@ class Chat:
 
     def say(self, text: str) -> None:
         """Adds the user's message and answers it; a message that is refused leaves the conversation as it was."""
+        if (byte := _no_utf8(text)) is not None:
+            self._fail(f"the message is not UTF-8: byte 0x{byte:02x}; send it as UTF-8")
+            return
         self._conversation.add("user", text)
         self.answer()
 
@@ -102,7 +116,7 @@ class Chat:
             self._engine.add_request(request_id, self._conversation.prompt(), params)
         except (FrameworkError, ValueError, TypeError) as error:
             self._conversation.take_back()
-            note(f"error: {error}")
+            self._fail(f"{error}" + ("; /reset forgets the conversation" if self._conversation.messages else ""))
             return
         with held_signals() as stop:
             text, last = self._stream(request_id, stop)
@@ -139,15 +153,24 @@ class Chat:
             self._conversation.take_back()
         completion = last.outputs[0] if last is not None else None
         if last is not None and last.error is not None:
-            note(f"error: {last.error}")
+            self._fail(last.error)
         elif completion is not None and completion.finish_reason == "length":
             note(f"(the answer ends at its limit: {self._conversation.limit()})")
+
+    def _fail(self, text: str) -> None:
+        self._num_failed += 1
+        note(f"error: {text}")
 
     def _stopped(self, stop: Stop) -> None:
         if stop.number != signal.SIGINT or not self._source.is_terminal:
             stop.end()
         self._was_interrupted = True
         note(f"(stopped) {LEAVE_HINT}")
+
+
+def _no_utf8(text: str) -> int | None:
+    """The first byte of `text` that stdin could not decode (`chat_input` keeps it as a surrogate), None without one."""
+    return next((ord(char) - 0xDC00 for char in text if 0xDC80 <= ord(char) <= 0xDCFF), None)
 
 
 def _whole_characters(output: RequestOutput) -> str:

@@ -35,23 +35,35 @@ class Commands:
 
     def __init__(self, conversation: Conversation, answer: Callable[[], None]) -> None:
         self._conversation, self._answer = conversation, answer
+        self._was_obeyed = True
         self._actions: dict[str, Callable[[str], None]] = {
             "/help": self._help, "/reset": self._reset, "/retry": self._retry, "/system": self._system,
             "/params": self._params, "/save": self._save, "/load": self._load,
         }  # fmt: skip
 
-    def obey(self, line: str) -> bool:
-        """Does what the line says; False when it says to leave."""
+    def obey(self, line: str) -> tuple[bool, bool]:
+        """Does what the line says: (whether the chat goes on, whether the command could be obeyed)."""
         name, _, rest = line.strip().partition(" ")
+        self._was_obeyed = True
         if name in ("/exit", "/quit", "/bye"):
-            return False
+            if not rest.strip():
+                return False, True
+            self._refuse(f"{name} takes nothing more. Write {name} alone, or /{line.strip()} to say it")
+            return True, False
         action = self._actions.get(name)
         if action is None:
             known = [*self._actions, "/exit"]
-            _tell(f"{name}: there is no such command.{did_you_mean(name, known)} Commands: {', '.join(known)}")
+            near = did_you_mean(name, known)
+            self._refuse(
+                f"{name}: there is no such command.{near} Write /{name} to say it. Commands: {', '.join(known)}"
+            )
         else:
             action(rest.strip())
-        return True
+        return True, self._was_obeyed
+
+    def _refuse(self, text: str) -> None:
+        self._was_obeyed = False
+        _tell(f"error: {text}")
 
     def _help(self, rest: str) -> None:
         width = max(map(len, HELP))
@@ -66,7 +78,7 @@ class Commands:
         if self._conversation.without_last_answer():
             self._answer()
         else:
-            _tell("/retry: there is no answer yet")
+            self._refuse("/retry: there is no answer yet")
 
     def _system(self, rest: str) -> None:
         if rest:
@@ -80,9 +92,9 @@ class Commands:
             elif rest:
                 self._conversation.change(_values(rest))
         except (ValueError, TypeError) as error:
-            _tell(f"error: {error}")
+            self._refuse(str(error))
             return
-        shown = [f"{name}={value!r}" for name, value in self._conversation.set_params().items()]
+        shown = [f"{name}={_shown(name, value)}" for name, value in self._conversation.set_params().items()]
         _tell("params: " + (", ".join(shown) or "the defaults"))
 
     def _save(self, rest: str) -> None:
@@ -95,12 +107,12 @@ class Commands:
 
     def _with_file(self, name: str, path: str, action: Callable[[Path], None]) -> bool:
         if not path:
-            _tell(f"{name}: name a file, as in {name} talk.json")
+            self._refuse(f"{name}: name a file, as in {name} talk.jsonl")
             return False
         try:
             action(Path(path).expanduser())
         except (OSError, ValueError) as error:
-            _tell(f"error: {name} {path}: {getattr(error, 'strerror', None) or error}")
+            self._refuse(f"{name} {path}: {getattr(error, 'strerror', None) or error}")
             return False
         return True
 
@@ -110,6 +122,8 @@ def _values(text: str) -> dict[str, Any]:
     values = {}
     for word in shlex.split(text):
         name, equals, value = word.partition("=")
+        if equals and name and not value:
+            raise ValueError(f"{word}: a value is missing. Write {name}=VALUE, or {name}=null for none")
         if not equals or not name:
             raise ValueError(f"{word}: write NAME=VALUE, as in /params temperature=0.7 max_tokens=200")
         try:
@@ -117,6 +131,10 @@ def _values(text: str) -> dict[str, Any]:
         except yaml.YAMLError:
             values[name] = value
     return values
+
+
+def _shown(name: str, value: Any) -> str:
+    return "null (as many as fit)" if name == "max_tokens" and value is None else repr(value)
 
 
 def _tell(text: str) -> None:

@@ -59,10 +59,12 @@ class ChatInput:
     def _line(self, prompt: str) -> str | None:
         if self._edits:
             try:
-                return input(prompt)
+                line = input(prompt)
             except EOFError:
                 print()
                 return None
+            _remember(line)
+            return line
         if self.is_terminal:
             print(prompt, end="", file=sys.stderr, flush=True)
         line = self._stdin.readline()
@@ -75,4 +77,12 @@ def _set_up_readline() -> None:
         import readline
     except ImportError:  # a Python without it: the terminal's own editing is left
         return
+    readline.set_auto_history(False)
     readline.parse_and_bind("set enable-bracketed-paste on")
+
+
+def _remember(line: str) -> None:
+    """Puts a line into the history, blank ones left out."""
+    readline = sys.modules.get("readline")
+    if readline is not None and line.strip():
+        readline.add_history(line)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from framework.errors import ConfigError
 from framework.request import CompletionOutput, Logprob, OutputKind, RequestOutput, SamplingParams
 from framework.runs import Incomplete
+from framework.runs.loading import announce
 from framework.runs.output_file import OutputFile, refuse_same_file
 from framework.runs.signals import held_signals
 from framework.runs.unread import OF_BENCH, refuse_unread
@@ -74,6 +75,7 @@ def run(config: Config, args: RunArgs) -> dict[str, float]:
         sink = stack.enter_context(OutputFile(args.output)) if args.output else None
         if not jobs:
             return _nothing_to_do(args, sink)
+        announce(config)
         from framework.engine.llm import LLM
 
         llm = stack.enter_context(LLM(config=config))

@@ -4,12 +4,13 @@ import io
 import json
 import os
 import signal
+from contextlib import suppress
 
 import pytest
 
 from framework import LLM
 from framework.errors import ConfigError
-from framework.runs import RunArgs, chat
+from framework.runs import Incomplete, RunArgs, chat
 from framework.runs.chat import Chat
 from framework.runs.chat_input import ChatInput
 from framework.runs.conversation import Conversation
@@ -32,7 +33,9 @@ def talk(llm, capsys, tmp_path, monkeypatch):
 
     def say(*lines, system=None, template=None):
         conversation = Conversation(llm.engine, template or {}, system)
-        Chat(llm.engine, conversation, ChatInput(io.StringIO("".join(f"{line}\n" for line in lines)))).run()
+        chat = Chat(llm.engine, conversation, ChatInput(io.StringIO("".join(f"{line}\n" for line in lines))))
+        with suppress(Incomplete):
+            chat.run()
         out, err = capsys.readouterr()
         assert not llm.engine.has_unfinished_requests()
         return out, err, conversation
@@ -98,22 +101,23 @@ def test_message_that_is_refused_leaves_the_conversation_as_it_was(talk):
 
 def test_line_that_is_no_utf8_is_refused_and_the_chat_goes_on(llm, capsys):
     stdin = io.TextIOWrapper(io.BytesIO(b"a\xff\nhi\n"), encoding="utf-8")
-    Chat(llm.engine, Conversation(llm.engine, {}), ChatInput(stdin)).run()
+    with pytest.raises(Incomplete, match=r"^1 of the messages"):
+        Chat(llm.engine, Conversation(llm.engine, {}), ChatInput(stdin)).run()
     out, err = capsys.readouterr()
     assert out == f"{SAYS}\n"
-    assert "error: the prompt is not valid Unicode" in err
+    assert "error: the message is not UTF-8: byte 0xff; send it as UTF-8\n" in err
 
 
 def test_params_change_the_next_answer_and_wrong_ones_change_nothing(talk):
-    wrong = ["max_tokens=0", "max_tokns=3", "n=2", "x"]
+    wrong = ["max_tokens=0", "max_tokns=3", "n=2", "x", "max_tokens="]
     lines = ["/params max_tokens=1", "hi", *(f"/params {word}" for word in wrong), "ho", "/params reset", "again"]
     out, err, _ = talk(*lines)
     assert out == f"A\nA\n{SAYS}\n"
     assert "max_tokens=1; /params max_tokens=NUMBER changes it" in err
     for message in ("max_tokens must be at least 1, got 0", "Did you mean 'max_tokens'", "n is fixed in a chat",
-                    "x: write NAME=VALUE"):  # fmt: skip
+                    "x: write NAME=VALUE", "max_tokens=: a value is missing. Write max_tokens=VALUE"):  # fmt: skip
         assert message in err
-    assert "params: temperature=0.0, max_tokens=None" in err
+    assert "params: temperature=0.0, max_tokens=null (as many as fit)" in err
 
 
 def test_reset_forgets_messages_and_keeps_the_system_message(talk):
@@ -135,6 +139,29 @@ def test_saved_conversation_is_a_line_of_a_prompts_file_and_can_be_loaded(talk, 
     assert [m["role"] for m in json.loads(line)["messages"]] == ["system", "user", "assistant", "user", "assistant"]
     _, _, conversation = talk("/load talk.json")
     assert (conversation.system, len(conversation.messages)) == ("s", 4)
+
+
+@pytest.mark.parametrize("bad", ["/loda", "/save", "/params x", "/retry", "/exit now", "x" * 300])
+def test_pipe_whose_line_failed_says_how_many_and_the_rest_is_answered(llm, capsys, bad):
+    source = ChatInput(io.StringIO(f"{bad}\nhi\n"))
+    with pytest.raises(Incomplete, match=r"^1 of the messages and commands failed; they are named above"):
+        Chat(llm.engine, Conversation(llm.engine, {}), source).run()
+    out, err = capsys.readouterr()
+    assert out == f"{SAYS}\n" and err.startswith("error: ")
+    source = ChatInput(io.StringIO(f"{bad}\nhi\n"))
+    source.is_terminal = True
+    Chat(llm.engine, Conversation(llm.engine, {}), source).run()  # whoever sits there has seen it
+
+
+def test_conversation_that_fills_the_context_is_told_how_to_go_on(talk):
+    _, err, _ = talk("hi", "x" * 300)
+    assert "engine.max_model_len is 200" in err and err.rstrip().endswith("/reset forgets the conversation")
+
+
+def test_path_that_is_taken_for_a_command_can_be_said(talk):
+    _, err, conversation = talk("/usr/bin is what?", "//usr/bin is what?")
+    assert "/usr/bin: there is no such command. Write //usr/bin to say it." in err
+    assert conversation.messages[0]["content"] == "/usr/bin is what?"
 
 
 def test_files_that_do_not_fit_are_refused_by_name(talk, tmp_path):
@@ -172,6 +199,7 @@ def test_what_makes_no_chat_is_refused(talker, words, args, message):
 
 def test_terminal_shows_each_character_once_and_ctrl_d_leaves(terminal):
     screen = terminal("chat", *GREEDY)
+    screen.wait_for("loading ")
     screen.wait_for("> ")
     screen.type("é漢\r")
     assert screen.wait_for("> ") == f"é漢\n{SAYS}\n"

@@ -16,6 +16,7 @@ from framework.config import build_options
 from framework.plugins import registry
 from framework.runs.bench.plot import write_plot
 from framework.runs.bench.report import Report
+from framework.runs.loading import announce
 from framework.runs.options import BenchOptions
 from framework.runs.output_file import OutputFile
 from framework.runs.signals import Stop, held_signals
@@ -40,6 +41,7 @@ def run(config: Config, args: RunArgs) -> dict[str, float]:
         stop = stack.enter_context(held_signals())
         _measure(bench, config, options, report, stop)
         if not report.rounds:
+            print("no round was done, so there is no report", file=sys.stderr)
             stop.end()
         _show(report, options, sink, bench)
         stop.end()
@@ -57,6 +59,7 @@ def _measure(bench: Bench, config: Config, options: BenchOptions, report: Report
     with ExitStack() as stack:
         engine = None
         if bench.needs_engine:
+            announce(config)
             from framework.engine.llm import LLM
 
             engine = stack.enter_context(LLM(config=config)).engine
