@@ -11,6 +11,7 @@ import pytest
 
 from framework import LLM
 from framework.cli import main
+from framework.config import Config
 from framework.errors import ConfigError
 from framework.interfaces import BenchRound
 from framework.runs.bench import startup, workload
@@ -131,7 +132,7 @@ def test_startup_that_is_refused_says_why(benched):
 
 
 def test_rounds_are_the_same_work_and_find_nothing_in_the_cache(engine):
-    bench = Throughput(ThroughputOptions(num_prompts=2, input_len=48, output_len=3, input_len_min=40), None)
+    bench = Throughput(ThroughputOptions(num_prompts=2, input_len=48, output_len=3, input_len_min=40), Config())
     before = engine.stats()["prefix_hit_tokens"]
     works = [bench._work(engine) for _ in range(2)]
     assert works[0] == works[1] and {40 <= len(one.token_ids) <= 48 for one in works[0]} == {True}
@@ -176,8 +177,9 @@ def test_interrupt_before_the_first_round_reports_nothing(benched, monkeypatch, 
 
     monkeypatch.setattr(Throughput, "check", lambda self, engine: os.kill(os.getpid(), signal.SIGINT))
     (tmp_path / "o.json").write_text("earlier\n")
-    code, out, _ = benched(*FEW, "output=o.json")
+    code, out, err = benched(*FEW, "output=o.json")
     assert (code, out) == (130, "")
+    assert err.endswith("no round was done, so there is no report\ninterrupted\n")
     assert (tmp_path / "o.json").read_text() == "earlier\n"
 
 
@@ -191,6 +193,9 @@ def test_interrupt_before_the_first_round_reports_nothing(benched, monkeypatch, 
         (["bench.nmu_prompts=1"], "bench.nmu_prompts: there is no such key. Did you mean 'num_prompts'?"),
         (["bench=latncy"], "bench=latncy: there is no such choice. Did you mean 'latency'?"),
         (["bench=latency", "bench.input_lens=[]"], "bench.input_lens=[] holds no length"),
+        (["model.path=/nowhere", "bench.input_len=150"], "bench.input_len=150 and bench.output_len=64 make 214 tokens"),
+        (["model.path=/nowhere", "bench=latency"], "bench.input_lens=512 and bench.output_len=32 make 544 tokens"),
+        (["model.path=/nowhere", "bench=startup", "bench.input_len=200"], "bench.input_len=200 and one token make 201"),
         (["run.rounds=0"], "run.rounds=0 is too small"),
         (["run.plot=a.png"], "run.plot=a.png: plots are SVG"),
         (["prompt=x"], "prompt=x means nothing to run=bench"),

@@ -26,12 +26,16 @@ class Latency:
 
     def __init__(self, options: LatencyOptions, config: Config) -> None:
         self._options = options
+        self._check(config.engine.max_model_len)
         self.num_units = options.num_prompts * len(options.input_lens)
         kinds = ("TTFT", "TPOT") if options.output_len > 1 else ("TTFT",)
         self.units = {f"{kind}, {length} tokens in": "ms" for kind in kinds for length in options.input_lens}
 
     def check(self, engine: Engine) -> None:
-        check_lengths(engine, max(self._options.input_lens), self._options.output_len, "bench.input_lens")
+        self._check(engine.admission.limits.max_model_len)
+
+    def _check(self, limit: int | None) -> None:
+        check_lengths(limit, max(self._options.input_lens), self._options.output_len, "bench.input_lens")
 
     def round(self, engine: Engine, number: int, advance: Callable[[int], Any]) -> BenchRound:
         o = self._options

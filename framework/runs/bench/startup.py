@@ -38,6 +38,12 @@ class Startup:
 
     def __init__(self, options: StartupOptions, config: Config) -> None:
         self._options, self._config = options, config
+        limit = config.engine.max_model_len
+        if limit is not None and options.input_len + 1 > limit:
+            raise ConfigError(
+                f"bench.input_len={options.input_len} and one token make {options.input_len + 1}, but "
+                f"engine.max_model_len is {limit}. Shorten it, or raise engine.max_model_len"
+            )
 
     def check(self, engine: Engine | None) -> None:
         """Nothing to check: whatever is wrong with the configuration ends the first process."""

@@ -31,9 +31,13 @@ class Throughput:
     def __init__(self, options: ThroughputOptions, config: Config) -> None:
         self._options = options
         self.num_units = options.num_prompts
+        self._check(config.engine.max_model_len)
 
     def check(self, engine: Engine) -> None:
-        check_lengths(engine, self._options.input_len, self._options.output_len, "bench.input_len")
+        self._check(engine.admission.limits.max_model_len)
+
+    def _check(self, limit: int | None) -> None:
+        check_lengths(limit, self._options.input_len, self._options.output_len, "bench.input_len")
 
     def round(self, engine: Engine, number: int, advance: Callable[[int], Any]) -> BenchRound:
         work = self._work(engine)

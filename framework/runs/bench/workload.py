@@ -68,10 +68,12 @@ def tokens(rng: np.random.Generator, count: int, engine: Engine) -> list[int]:
     return rng.choice(plain, count).tolist()
 
 
-def check_lengths(engine: Engine, input_len: int, output_len: int, key: str) -> None:
-    """ConfigError when a request would be cut by the model's limit: the figures would be of another workload."""
-    limit = engine.admission.limits.max_model_len
-    if input_len + output_len > limit:
+def check_lengths(limit: int | None, input_len: int, output_len: int, key: str) -> None:
+    """ConfigError when a request would be cut by the model's limit: the figures would be of another workload.
+
+    limit  max_model_len: the configured one before anything loads, None when it is left open, and the engine's later
+    """
+    if limit is not None and input_len + output_len > limit:
         raise ConfigError(
             f"{key}={input_len} and bench.output_len={output_len} make {input_len + output_len} tokens, but "
             f"engine.max_model_len is {limit}. Shorten one of them, or raise engine.max_model_len"
