@@ -343,11 +343,11 @@ class SamplingParams(_NamesItsFields):
         elif not isinstance(self.structured_outputs, StructuredOutputsParams | None):
             what = shown(self.structured_outputs)
             raise TypeError(f"{own}.structured_outputs must be a dict or StructuredOutputsParams, got {what}")
-        try:
-            self._set("output_kind", OutputKind(self.output_kind))
-        except ValueError:
-            kinds = ", ".join(k.value for k in OutputKind)
-            raise ValueError(f"{own}.output_kind must be one of {kinds}, got {shown(self.output_kind)}") from None
+        kinds = {kind.value: kind for kind in OutputKind}
+        if not isinstance(self.output_kind, OutputKind):
+            if not isinstance(self.output_kind, str) or self.output_kind not in kinds:
+                raise ValueError(f"{own}.output_kind must be one of {', '.join(kinds)}, got {shown(self.output_kind)}")
+            self._set("output_kind", kinds[self.output_kind])
 
     def _check_together(self) -> None:
         own = self.OWNER

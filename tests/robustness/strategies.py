@@ -17,6 +17,10 @@ class Unprintable:
     def __repr__(self):
         raise RuntimeError("no repr")
 
+    def _repr_pretty_(self, printer, cycle):
+        """What hypothesis shows of it, in a history that fails."""
+        printer.text("Unprintable()")
+
 
 OBJECTS = [
     None, True, False, 0, 1, -1, 2**31, 2**64, 10**5000, 0.5, -0.0, 1e308, math.nan, math.inf, -math.inf, "", "a", "5",

@@ -54,3 +54,14 @@ def test_wrong_number_of_a_configuration_is_refused_in_one_line_by_key_and_value
 def test_part_of_a_configuration_of_another_type_is_named(name):
     with pytest.raises(ConfigError, match=rf"^{name}=5 must be "):
         Config(**{name: 5})
+
+
+class Unprintable:
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+
+@pytest.mark.parametrize("name", SamplingParams.defaults())
+def test_value_whose_repr_fails_is_refused_by_field_and_type(name):
+    with pytest.raises((TypeError, ValueError), match=rf"SamplingParams\.{name}.*got a value of type Unprintable"):
+        SamplingParams(**{name: Unprintable()})
