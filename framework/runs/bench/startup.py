@@ -9,8 +9,10 @@ import json
 import pickle
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from subprocess import PIPE
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from framework.errors import ConfigError, FrameworkError
@@ -61,21 +63,26 @@ class Startup:
 
 def _run(program: Sequence[str], text: bytes, tick: Callable[[], Any]) -> tuple[int, bytes, bytes]:
     """(exit code, stdout, stderr) of a process; what `tick` raises, called again and again meanwhile, ends it."""
-    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with tempfile.TemporaryFile() as given:  # a pipe would be left half written by the first timeout
+        given.write(text)
+        given.seek(0)
+        return _watched(subprocess.Popen(program, stdin=given, stdout=PIPE, stderr=PIPE), tick)
+
+
+def _watched(child: subprocess.Popen[bytes], tick: Callable[[], Any]) -> tuple[int, bytes, bytes]:
+    with child:
         try:
-            given: bytes | None = text
             while True:
                 try:
-                    out, err = process.communicate(given, timeout=TICK_S)
+                    out, err = child.communicate(timeout=TICK_S)
                     break
                 except subprocess.TimeoutExpired:
-                    given = None
                     tick()
             tick()  # a Ctrl-C reaches the process as well
         except BaseException:
-            process.kill()
+            child.kill()
             raise
-    return process.returncode, out, err
+    return child.returncode, out, err
 
 
 def _failed(code: int, said: str) -> Exception:
