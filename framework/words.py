@@ -58,6 +58,10 @@ def command_words(typed: Iterable[str], vocabulary: Vocabulary) -> list[str]:
     runs = [word for word in named if word.lstrip("+").startswith("run=")]
     if len(runs) > 1:
         raise ConfigError(f"{' and '.join(runs)}: only one run can be named. Leave the others out")
+    for key in TEXT_KEYS:
+        texts = [word for word in named if word.lstrip("+").startswith(f"{key}=")]
+        if len(texts) > 1:
+            raise ConfigError(f"{' and '.join(texts)}: only one {key} can be given. Leave the others out")
     return _merged_groups([_rewritten(word, vocabulary) for word in named], vocabulary)
 
 

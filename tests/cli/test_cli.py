@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from framework.cli import split_flags
+from framework.cli import main, split_flags
 from framework.errors import ConfigError
 
 
@@ -168,6 +168,7 @@ def test_flags_stand_anywhere_and_keep_their_values():
         (["-m", "--cfg", "job"], "--multirun and --cfg exclude each other"),
         (["--config-name"], "--config-name needs a value"),
         (["--resolve"], "--resolve belongs to --cfg"),
+        (["--foo"], r"--foo: there is no such flag\. Flags: --cfg"),
         (["-c", "jbo"], r"--cfg=jbo: there is no such choice\. Did you mean 'job'\? Choices: job, hydra, all"),
         (["--info=plugin"], r"--info=plugin: there is no such choice\. Did you mean 'plugins'\?"),
     ],
@@ -194,6 +195,12 @@ main(["plugins"])
     child.send_signal(number)
     _, error = child.communicate(timeout=20)
     assert (child.returncode, error) == (128 + number, "interrupted\n")
+
+
+def test_text_that_is_given_twice_is_refused_with_both(capsys):
+    with pytest.raises(SystemExit):
+        main(["prompt=a", "+prompt=b"])
+    assert capsys.readouterr().err == "error: prompt=a and +prompt=b: only one prompt can be given. Leave the others out\n"
 
 
 def test_help_lists_the_options_of_runs_and_workloads(framework):
