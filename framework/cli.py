@@ -90,7 +90,8 @@ def split_flags(argv: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
             flags[flag] = None
         elif flag not in FLAGS_WITH_VALUE:
             known = [*FLAGS_WITH_VALUE, *FLAGS_ALONE]  # --info speaks of Hydra alone
-            raise ConfigError(f"{name}: there is no such flag.{did_you_mean(name, known)} Flags: {', '.join(known)}")
+            near = did_you_mean(name.lstrip("-"), [flag.lstrip("-") for flag in known]).replace("'", "'--", 1)
+            raise ConfigError(f"{name}: there is no such flag.{near} Flags: {', '.join(known)}")
         elif equals or rest:
             flags[flag] = value if equals else rest.pop(0)
         else:

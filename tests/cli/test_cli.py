@@ -200,7 +200,8 @@ main(["plugins"])
 def test_text_that_is_given_twice_is_refused_with_both(capsys):
     with pytest.raises(SystemExit):
         main(["prompt=a", "+prompt=b"])
-    assert capsys.readouterr().err == "error: prompt=a and +prompt=b: only one prompt can be given. Leave the others out\n"
+    said = "error: prompt=a and +prompt=b: only one prompt can be given. Leave the others out\n"
+    assert capsys.readouterr().err == said
 
 
 def test_help_lists_the_options_of_runs_and_workloads(framework):
