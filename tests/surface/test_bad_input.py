@@ -194,8 +194,10 @@ LINES = {
 def test_wrong_line_is_reported_with_its_number_and_its_neighbours_run(folders, capsys, tmp_path, quiet_logging):
     good = b'{"prompt": "w4", "id": "a", "temperature": 0, "max_tokens": 3}\n'
     (tmp_path / "in").write_bytes(good + b"\n".join(line for line, _ in LINES.values()) + b'\n{"prompt": "w8"}\n')
-    main(["generate", f"model.path={folders['chain']}", *SMALL, f"prompts_file={tmp_path / 'in'}",
-          f"output={tmp_path / 'out'}", "sampler.temperature=0", "sampler.max_tokens=3"])  # fmt: skip
+    words = [f"prompts_file={tmp_path / 'in'}", f"output={tmp_path / 'out'}", "sampler.max_tokens=3"]
+    with pytest.raises(SystemExit) as end:
+        main(["generate", f"model.path={folders['chain']}", *SMALL, *words, "sampler.temperature=0"])
+    assert end.value.code == 1
     out, err = capsys.readouterr()
     reported = dict(line.split(": ", 1) for line in err.splitlines() if line.startswith("prompts_file line "))
     for number, (name, (_, message)) in enumerate(LINES.items(), start=2):
