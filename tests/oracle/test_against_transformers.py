@@ -53,7 +53,7 @@ def check(name: str, case: dict[str, Any], folders: dict[str, Path], oracle: Any
 
 
 def check_completion(got: Any, asked: SamplingParams, want: Case) -> None:
-    tokens, text, stop = ending(want.tokens, asked.stop, asked.include_stop_str_in_output)
+    tokens, text, stop = ending(want.tokens, asked.stop or (), asked.include_stop_str_in_output)
     assert (got.token_ids, got.text, got.stop_reason) == (tokens, text, stop)
     assert got.finish_reason == ("length" if stop is None else "stop")
     if asked.logprobs is None:

@@ -63,7 +63,7 @@ def check(name: str, dtype: str, case: dict[str, Any], folders: dict[str, Path],
     ]
     outputs, _ = run_case(folders[name], case, prompts, params, *words_for(dtype))
     for output, tokens, asked in zip(outputs, wanted, params, strict=True):
-        expected = [ending(tokens[i], asked.stop, False) for i in range(asked.n)]
+        expected = [ending(tokens[i], asked.stop or (), False) for i in range(asked.n)]
         assert [(c.token_ids, c.text, c.stop_reason) for c in output.outputs] == expected
 
 
