@@ -77,7 +77,7 @@ PROMPTS = {
     "priority without its policy": ({"prompt_token_ids": [4], "priority": 1}, RequestError, "needs policy=priority, b"),
     "priority that is NaN": ({"prompt_token_ids": [4], "priority": NAN}, TypeError, "priority must be an integer, got"),
     "as long as max_model_len": ([4] * 64, RequestError, "the prompt has 64 tokens but engine.max_model_len is 64"),
-    "larger than the pool": ([4] * 50, RequestError, "^prompt and max_tokens are 60 tokens and need 4 b"),
+    "larger than the pool": ([4] * 50, RequestError, "prompt and max_tokens are 60 tokens and need 4 b"),
     "embeddings": ({"prompt_embeds": [[0.0]]}, FrameworkError, "prompt_embeds is not built yet; leave it out"),
 }  # fmt: skip
 
