@@ -51,7 +51,7 @@ def make_engine(folder: Path, words: list[str]) -> AsyncLLM:
 def make_quiet(folder: Path) -> LLM:
     """The one that says what is right: one request at a time, nothing cached, room for all."""
     quiet = ["kv_cache.num_blocks=100", "kv_cache.prefix_caching=false", "scheduler.max_num_seqs=4"]
-    return LLM(str(folder), overrides=[*_FIXED, *quiet])
+    return LLM(str(folder), overrides=[*_FIXED, *quiet, f"scheduler.max_num_batched_tokens={MAX_PROMPT}"])
 
 
 def warm_up(quiet: LLM) -> None:
