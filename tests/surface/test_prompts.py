@@ -79,7 +79,7 @@ def test_one_sampling_params_serves_all_and_a_list_serves_each(chain):
         ([4] * 64, ValueError, "the prompt has 64 tokens but engine.max_model_len is 64"),
         (np.array([4.0]), TypeError, r"prompt_token_ids\[0\] must be an integer, got 4.0"),
         (torch.tensor([True]), TypeError, r"prompt_token_ids\[0\] must be an integer, got True"),
-        (np.array([[4]]), TypeError, r"prompt_token_ids\[0\] must be an integer, got \[4\]"),
+        (np.array([[4]]), TypeError, r"must be a string or a list of token ids, got a list that begins with \[4\]"),
         (7, TypeError, "a prompt must be a string, a list of token ids or a dict, got int"),
         (None, TypeError, "got NoneType"),
         ({}, ValueError, "needs exactly one of prompt, prompt_token_ids; got none"),

@@ -30,10 +30,10 @@ def test_run_plugins_lists_the_good_and_quotes_the_broken(framework):
     result = framework("plugins", "+sampler/stage=acme_bias", "+policy=acme_lifo")
     assert result.returncode == 0, result.stderr
     lines = [line.split() for line in result.stdout.splitlines()]
-    assert ["stage", "acme_bias", "acme", "1.2.0", "active"] in lines
-    assert ["policy", "acme_lifo", "acme", "1.2.0", "active"] in lines
+    assert ["stage", "acme_bias", "acme", "1.2.0", "1.0", "active"] in lines
+    assert ["policy", "acme_lifo", "acme", "1.2.0", "1.0", "active"] in lines
     assert ["policy", "clash_free", "clash", "1.2.0", "1.0", "usable"] in lines
-    assert ["stage", "min_p", "framework", "0.1.0", "active"] in lines
+    assert ["stage", "min_p", "framework", "0.1.0", "1.0", "active"] in lines
     assert "broken of broken 1.2.0: RuntimeError: libbroken is too old: 3 < 4" in result.stdout
     refused = "clash of clash 1.2.0: stage/min_p is refused: framework announces a component of that name as well"
     assert refused in result.stdout
