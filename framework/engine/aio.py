@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from framework.engine.arguments import resolve_config, streaming_params
 from framework.engine.build import build_engine
 from framework.engine.home import HomeProcess
-from framework.engine.llm import resolve_config, streaming_params
 from framework.request import RequestOutput, SamplingParams
 from framework.worker.task_thread import TaskThread
 

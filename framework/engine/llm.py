@@ -7,20 +7,30 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from framework.config import Config, compose
+from framework.config import Config
 from framework.engine.admission import chat_prompt
+from framework.engine.arguments import (
+    check_use_tqdm,
+    check_words,
+    conversation_list,
+    model_path_word,
+    params_list,
+    prompt_list,
+    resolve_config,
+    streaming_params,
+    template_options,
+)
 from framework.engine.build import build_engine
 from framework.engine.choice import choose
 from framework.engine.home import HomeProcess
 from framework.engine.interrupt import between_steps
 from framework.engine.progress import Progress
 from framework.engine.stream import OutputStream
-from framework.errors import NotBuiltError, RequestError, shown
-from framework.request import OutputKind, PoolingParams, RequestOutput, SamplingParams, plain
+from framework.errors import NotBuiltError, RequestError
+from framework.request import OutputKind, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -82,8 +92,8 @@ class LLM:
                          cumulative. Their request_ids rise in the order of the prompts
         All prompts are checked before any runs, and before a stream is returned: an error names the index.
         """
-        items = _prompt_list(prompts)
-        params = _params_list(sampling_params, len(items))
+        items = prompt_list(prompts)
+        params = params_list(sampling_params, len(items))
         return self._stream(items, params, use_tqdm) if stream else self._run(items, params, use_tqdm)
 
     @overload
@@ -122,9 +132,9 @@ class LLM:
 
         chat_template_kwargs  whatever else the template reads, such as {"enable_thinking": False}
         """
-        tokenizer, chats = self.engine.tokenizer, _chat_list(messages)
-        params = _params_list(sampling_params, len(chats))
-        options = {**_template_options(chat_template_kwargs), "add_generation_prompt": add_generation_prompt}
+        tokenizer, chats = self.engine.tokenizer, conversation_list(messages)
+        params = params_list(sampling_params, len(chats))
+        options = {**template_options(chat_template_kwargs), "add_generation_prompt": add_generation_prompt}
         prompts = []
         for index, chat in enumerate(chats):
             try:
@@ -136,7 +146,7 @@ class LLM:
     def _run(
         self, prompts: Sequence[Any], params: Sequence[SamplingParams | None], use_tqdm: bool | None
     ) -> list[RequestOutput]:
-        _check_use_tqdm(use_tqdm)
+        check_use_tqdm(use_tqdm)
         with self._turn():
             ids = [self._new_id() for _ in prompts]
             self.engine.add_requests(ids, prompts, [self._whole(p) for p in params])
@@ -150,7 +160,7 @@ class LLM:
     def _stream(
         self, prompts: Sequence[Any], params: Sequence[SamplingParams | None], use_tqdm: bool | None
     ) -> OutputStream:
-        _check_use_tqdm(use_tqdm)
+        check_use_tqdm(use_tqdm)
         if use_tqdm:
             raise ValueError("use_tqdm=True shows how a whole call gets on; leave it out with stream=True")
         with self._turn():
@@ -236,7 +246,7 @@ class LLM:
             words = check_words(overrides)
             if config is None and self._words is None:
                 raise ValueError("this LLM was made from a config, and words have nothing to stand on; pass config=")
-            path = None if _model_path(words) is not None or config is not None else self._path
+            path = None if model_path_word(words) is not None or config is not None else self._path
             words = [*(self._words or ()), *words] if config is None else words
             built = resolve_config(path, words, config)
             if built != self.engine.config:
@@ -271,98 +281,3 @@ class LLM:
         if name == "engine":
             raise RuntimeError("this LLM is closed; make another one")
         raise AttributeError(f"'LLM' object has no attribute {name!r}")
-
-
-def resolve_config(model: str | None, overrides: Sequence[str], config: Config | None) -> Config:
-    """The arguments of `LLM` and `AsyncLLM` as one Config. Raises ConfigError, ValueError or TypeError."""
-    if config is not None and (overrides or model is not None):
-        raise ValueError("pass config alone, or model and overrides; a config already says both")
-    words = check_words(overrides)
-    if not isinstance(config, Config | None):
-        raise TypeError(f"config must be a framework.config.Config, got {shown(config)}; words go into overrides")
-    if config is None:
-        config = compose(words)
-    if model is not None:
-        path, twice = _path_word(model), _model_path(words)
-        if twice is not None:
-            raise ValueError(
-                f"model={shown(path)} and overrides with {shown(twice)} both name the model; leave out one"
-            )
-        config = replace(config, model=replace(config.model, path=path))
-    return config
-
-
-def _model_path(words: Iterable[str]) -> str | None:
-    """The word that sets `model.path`, None when none does."""
-    return next((word for word in words if word.lstrip("+").startswith("model.path=")), None)
-
-
-def check_words(overrides: Any) -> list[str]:
-    if isinstance(overrides, str) or not isinstance(overrides, Iterable):
-        raise TypeError(f"overrides must be a list of words, got {shown(overrides)}")
-    return list(overrides)
-
-
-def streaming_params(params: Any, defaults: SamplingParams) -> Any:
-    """Parameters of a caller who streams: cumulative outputs unless an output_kind is named. Others as they are, for
-    admission to refuse; a configured output_kind counts as named."""
-    params = defaults if params is None else params
-    if not isinstance(params, SamplingParams) or "output_kind" in params.named:
-        return params
-    return params.replace(output_kind=OutputKind.CUMULATIVE)
-
-
-def _check_use_tqdm(given: Any) -> None:
-    if not isinstance(given, bool | None):
-        raise TypeError(f"use_tqdm must be True, False or None, got {shown(given)}")
-
-
-def _path_word(model: Any) -> str:
-    if not isinstance(model, str) and not hasattr(model, "__fspath__"):
-        raise TypeError(f"model must be a hub id or a path, got {shown(model)}")
-    return str(model)
-
-
-def _prompt_list(prompts: Any) -> list[Any]:
-    """A list of prompts; one str, dict, or list or array of ids is one prompt."""
-    prompts = plain(prompts)
-    if isinstance(prompts, str | bytes | Mapping):
-        return [prompts]
-    if not isinstance(prompts, Sequence):
-        raise TypeError(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}")
-    is_one = bool(prompts) and all(isinstance(plain(p), int) for p in prompts)
-    return [list(prompts)] if is_one else list(prompts)
-
-
-def _chat_list(messages: Any) -> list[Any]:
-    """A list of conversations; a list of messages is one."""
-    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
-        raise TypeError(
-            f"messages must be a list of dicts with role and content, or a list of lists, got {shown(messages)}"
-        )
-    return [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-
-
-def _template_options(given: Any) -> Mapping[str, Any]:
-    """`chat_template_kwargs`, without what `chat` has arguments of its own for."""
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise TypeError(f"chat_template_kwargs must map names to values, got {shown(given)}")
-    for name in ("messages", "add_generation_prompt"):
-        if name in given:
-            raise RequestError(f"chat_template_kwargs must not hold '{name}': pass it as chat({name}=...)")
-    return given
-
-
-def _params_list(params: Any, count: int) -> list[SamplingParams | None]:
-    """One entry a prompt."""
-    if isinstance(params, PoolingParams):
-        raise NotBuiltError("PoolingParams: pooling is not built yet; pass SamplingParams")
-    if params is None or isinstance(params, SamplingParams):
-        return [params] * count
-    if not isinstance(params, Sequence):
-        raise TypeError(f"sampling_params must be a SamplingParams or a list of them, got {type(params).__name__}")
-    if len(params) != count:
-        raise ValueError(f"{len(params)} sampling_params for {count} prompts; pass one for all, or one for each")
-    return list(params)
