@@ -517,8 +517,8 @@ class Scheduler:
             self._lose(scheduled, scheduled.connector_meta)
         if output.connector is not None:
             self._take_transfers(output.connector)  # first: rows of a failed load draw nothing
-        course = step.course
-        if course is not None and course is self._course and _is_plain(output, course):
+        course = self._course
+        if course is not None and step.course is course and _is_plain(output, course):
             news = self._commit_course(step, output)
         else:
             news = self._commit_rows(step, output)
