@@ -1,7 +1,6 @@
 """A small model that says `Aé漢.` one byte a token, and a terminal to run a command line in."""
 
 import json
-import logging
 import os
 import pty
 import re
@@ -40,15 +39,6 @@ def talker(tmp_path_factory):
     config = {"eos_token": "<eos>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
-
-
-@pytest.fixture
-def quiet_logging():
-    """Puts the log back as it was: a command line in this process sets it up for a process of its own."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers, root.level = handlers, level
 
 
 class Terminal:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from framework import LLM
-from framework.cli import main
 from framework.config import Config
 from framework.errors import ConfigError
 from framework.interfaces import BenchRound
@@ -25,20 +24,9 @@ FEW = ("bench.num_prompts=3", "bench.input_len=20", "bench.output_len=4", "run.w
 
 
 @pytest.fixture
-def benched(talker, capsys, tmp_path, monkeypatch, quiet_logging):
+def benched(talker, typed_here):
     """Runs `bench WORDS` in this process: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words):
-        code = 0
-        try:
-            main(["bench", f"model.path={talker}", *SMALL, *words])
-        except SystemExit as end:
-            code = end.code
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+    return lambda *words: typed_here("bench", f"model.path={talker}", *SMALL, *words)
 
 
 @pytest.fixture(scope="module")

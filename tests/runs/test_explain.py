@@ -4,26 +4,13 @@ import json
 
 import pytest
 
-from framework.cli import main
-
 SMALL = ("engine.max_model_len=64", "engine.dtype=float32")
 
 
 @pytest.fixture
-def explained(talker, capsys, tmp_path, monkeypatch, quiet_logging):
+def explained(talker, typed_here):
     """Runs `explain WORDS` in this process: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words):
-        code = 0
-        try:
-            main(["explain", f"model.path={talker}", *words])
-        except SystemExit as end:
-            code = end.code
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+    return lambda *words: typed_here("explain", f"model.path={talker}", *words)
 
 
 @pytest.fixture

@@ -6,27 +6,14 @@ import signal
 
 import pytest
 
-from framework.cli import main
-
 SMALL = ("engine.dtype=float32", "engine.max_model_len=200", "scheduler.max_num_seqs=2", "kv_cache.num_blocks=64")
 GREEDY = ("sampler.temperature=0", "sampler.ignore_eos=true")
 
 
 @pytest.fixture
-def generated(talker, capsys, tmp_path, monkeypatch, quiet_logging):
+def generated(talker, typed_here):
     """Runs `generate WORDS` in this process: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words):
-        code = 0
-        try:
-            main(["generate", f"model.path={talker}", *SMALL, *GREEDY, *words])
-        except SystemExit as end:
-            code = end.code
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+    return lambda *words: typed_here("generate", f"model.path={talker}", *SMALL, *GREEDY, *words)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Folders and engines of the tests from outside: crafted models, a small tokenizer, the command line."""
 
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -71,15 +70,6 @@ def chain(folders, steps):
 def mixed(folders, steps):
     with LLM(folders["mixed"], overrides=[*SMALL, steps]) as llm:
         yield llm
-
-
-@pytest.fixture
-def quiet_logging():
-    """Puts the log back as it was: a command line in this process sets it up for a process of its own."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers, root.level = handlers, level
 
 
 @pytest.fixture

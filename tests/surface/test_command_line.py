@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from framework.cli import main
 from framework.config import compose
 from framework.runs import RunArgs, generate
 from framework.runs.generate import DEFAULT_PROMPTS
@@ -19,20 +18,9 @@ SMALL = ("engine.dtype=float32", "engine.max_model_len=64", "kv_cache.num_blocks
 
 
 @pytest.fixture
-def typed(folders, capsysbinary, tmp_path, monkeypatch, quiet_logging):
+def typed(folders, typed_here):
     """Runs a command line in this process, in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words, model="chain"):
-        code = 0
-        try:
-            main(["generate", f"model.path={folders[model]}", *SMALL, *words])
-        except SystemExit as end:
-            code = end.code
-        out, err = capsysbinary.readouterr()
-        return code, out.decode(), err.decode()
-
-    return run
+    return lambda *words, model="chain": typed_here("generate", f"model.path={folders[model]}", *SMALL, *words)
 
 
 def lines_of(path):
