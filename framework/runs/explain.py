@@ -45,7 +45,8 @@ def run(config: Config, args: RunArgs) -> None:
     """Prints tables, or one JSON object with `run.json=true`."""
     _refuse(args)
     options = build_options(ExplainOptions, args.options, "run")
-    settings = [*args.settings(), *_code_defaults(config, {s.key for s in args.settings()})]
+    known = args.settings()
+    settings = [*known, *_code_defaults(config, {s.key for s in known})]
     if not options.json:  # before anything is chosen: what is wrong is easier to see beside who said it
         _print(_setting_lines(settings))
     from framework.engine.choice import choose
