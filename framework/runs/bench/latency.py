@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from framework.interfaces import BenchRound
-from framework.runs.bench.workload import Done, Work, check_lengths, pass_through, tokens
+from framework.runs.bench.workload import Done, Work, check_lengths, ordinary_ids, pass_through, tokens
 from framework.runs.options import SET_BY_WORKLOADS
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ class Latency:
 
     def round(self, engine: Engine, number: int, advance: Callable[[int], Any]) -> BenchRound:
         o = self._options
-        rng = np.random.default_rng(o.seed)
+        rng, ids = np.random.default_rng(o.seed), ordinary_ids(engine)
         figures: dict[str, float] = {}
         gaps: list[float] = []
         for length in o.input_lens:
             done: list[Done] = []
             for index in range(o.num_prompts):
-                work = Work(tokens(rng, length, engine), o.output_len, 0.0, o.seed + index)
+                work = Work(tokens(rng, length, ids), o.output_len, 0.0, o.seed + index)
                 done += pass_through(engine, [work], f"round {number}", False, advance)[0]
             figures[f"TTFT, {length} tokens in"] = 1e3 * float(np.median([one.ttft for one in done]))
             tpot = [one.metrics.tpot for one in done if one.metrics.tpot is not None]

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from framework.interfaces import BenchRound
-from framework.runs.bench.workload import Done, Work, arrivals, check_lengths, lengths, pass_through, tokens
+from framework.runs.bench.workload import (
+    Done,
+    Work,
+    arrivals,
+    check_lengths,
+    lengths,
+    ordinary_ids,
+    pass_through,
+    tokens,
+)
 from framework.runs.options import SET_BY_WORKLOADS
 
 if TYPE_CHECKING:
@@ -50,8 +59,9 @@ class Throughput:
         inputs = lengths(rng, o.num_prompts, o.input_len_min, o.input_len)
         outputs = lengths(rng, o.num_prompts, o.output_len_min, o.output_len)
         due = arrivals(rng, o.num_prompts, o.rate)
-        ids = [tokens(rng, count, engine) for count in inputs]
-        return [Work(*one, seed=o.seed + i) for i, one in enumerate(zip(ids, outputs, due, strict=True))]
+        ids = ordinary_ids(engine)
+        prompts = [tokens(rng, count, ids) for count in inputs]
+        return [Work(*one, seed=o.seed + i) for i, one in enumerate(zip(prompts, outputs, due, strict=True))]
 
 
 def _figures(work: list[Work], done: list[Done], seconds: float) -> BenchRound:

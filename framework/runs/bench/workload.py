@@ -61,11 +61,15 @@ def arrivals(rng: np.random.Generator, count: int, rate: float | None) -> list[f
     return np.cumsum(gaps).tolist()
 
 
-def tokens(rng: np.random.Generator, count: int, engine: Engine) -> list[int]:
-    """Token ids without the ones that end a request: a model that has just seen one says little."""
+def ordinary_ids(engine: Engine) -> np.ndarray:
+    """Token ids [V'] int64 without the ones that end a request: a model that has just seen one says little."""
     limits = engine.admission.limits
-    plain = np.setdiff1d(np.arange(limits.vocab_size), np.array(sorted(limits.eos_token_ids), dtype=np.int64))
-    return rng.choice(plain, count).tolist()
+    return np.setdiff1d(np.arange(limits.vocab_size), np.array(sorted(limits.eos_token_ids), dtype=np.int64))
+
+
+def tokens(rng: np.random.Generator, count: int, ids: np.ndarray) -> list[int]:
+    """`count` of these ids by chance."""
+    return rng.choice(ids, count).tolist()
 
 
 def check_lengths(limit: int | None, input_len: int, output_len: int, key: str) -> None:
