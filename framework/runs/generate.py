@@ -195,6 +195,7 @@ class _Generation:
         self._num_refused = num_refused
         self._engine, self._sink, self._streams = engine, sink, streams
         self._jobs: dict[str, Job] = {}
+        self._order: list[str] = []  # ids of the jobs
         self._done: dict[str, RequestOutput] = {}
         self._num_tokens = 0
         self._next = 0  # position, in order of the jobs, of the next one to print
@@ -216,7 +217,8 @@ class _Generation:
                     while self._engine.has_unfinished_requests() and stop.number is None:
                         finished = [self._take(o) for o in self._engine.step()]
                         progress.update(sum(finished))
-                    self._break_off()
+                    if stop.number is not None:
+                        self._break_off()
                 finally:
                     self._print_done(all_of_them=True)
                 elapsed = perf_counter() - start
@@ -255,6 +257,7 @@ class _Generation:
             self._num_refused += 1
             return
         self._jobs[job.request_id] = job
+        self._order.append(job.request_id)
 
     def _params(self, job: Job) -> SamplingParams:
         defaults = self._engine.admission.defaults
@@ -315,9 +318,8 @@ class _Generation:
             if self._streams and all_of_them:
                 print(flush=True)
             return
-        ids = list(self._jobs)
-        while self._next < len(ids) and (all_of_them or ids[self._next] in self._done):
-            output = self._done.get(ids[self._next])
+        while self._next < len(self._order) and (all_of_them or self._order[self._next] in self._done):
+            output = self._done.get(self._order[self._next])
             self._next += 1
             if output is not None:
                 for completion in output.outputs:
