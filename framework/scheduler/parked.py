@@ -47,7 +47,7 @@ class Parked:
         loading = sum(len(group) for one in self.loading.values() for group in one.request.block_ids)
         return loading + sum(len(kept.blocks or ()) for kept in self._kept.values())
 
-    def keep(self, lease: int, blocks: list[int] | None, num_reports: int = 1) -> None:
+    def keep(self, lease: int, blocks: list[int] | None, num_reports: int) -> None:
         self._kept[lease] = _Kept(blocks, num_reports)
 
     def take_over(self, lease: int, blocks: list[int]) -> bool:

@@ -22,11 +22,11 @@ from framework.scheduler.ledger import Kept, Ledger, StepRecord
 from framework.scheduler.parked import Loading, Parked
 from framework.scheduler.prefix_cache import PrefixCache
 from framework.scheduler.siblings import Fork, fork_of, is_worth_waiting, num_shared, wants_fork
-from framework.scheduler.step_plan import Leaving, StepPlan, block_delta
+from framework.scheduler.step_plan import Leaving, StepPlan, block_deltas
 from framework.scheduler.swap_space import SwapSpace
 
 if TYPE_CHECKING:
-    from framework.batch import BlockDelta, SchedulerOutput, StepOutput, Transfers
+    from framework.batch import SchedulerOutput, StepOutput, Transfers
     from framework.interfaces import SchedulerContext
 
 _COUNTS = (
@@ -101,7 +101,6 @@ class Scheduler:
         self._free_rows = list(range(ctx.max_num_seqs, 0, -1))
         self._leaving = Leaving()
         self._ledger = Ledger()
-        self._no_deltas = self._deltas({})
         self._decodes: StepRecord | None = None  # the last step, if it was one of decodes and all of them still run
         self._course: Course | None = None  # what has followed on it
         self._parked = Parked()
@@ -161,7 +160,7 @@ class Scheduler:
             return None
         request.stop_reason = stop_string
         if request.status is _RUNNING:
-            self._leaving.aborted.append(request.req_idx)
+            (self._leaving.aborted if reason == "abort" else self._leaving.finished).append(request.req_idx)
             self._stop_running(request)
         elif request.status is not RequestStatus.LOADING:
             self._waiting.remove(request)
@@ -218,10 +217,7 @@ class Scheduler:
                 blocks += self.pool.allocate(1)
                 self.pool.write(blocks[-1:])
             columns[request] = column
-        return course.emit(self._next_step_id, self._deltas(columns) if columns else self._no_deltas)
-
-    def _deltas(self, columns: Mapping[Request, int]) -> tuple[BlockDelta, ...]:
-        return tuple([block_delta(columns, group) for group in range(self._num_groups)])
+        return course.emit(self._next_step_id, block_deltas(columns, self._num_groups))
 
     def _decide(self) -> StepRecord:
         before = self._decodes
@@ -498,8 +494,6 @@ class Scheduler:
                 for blocks in request.block_ids:
                     self.pool.write(blocks[start // self._block_size : self._num_blocks(start + num_tokens)])
         self._swap.emit(step.scheduled.block_ops)
-        step.scheduled.block_ops.copy = plan.copies
-        step.sources = [source for source, _ in plan.copies]
         return step
 
     # -------------------------------------------------------------------------------------------- update
@@ -518,22 +512,20 @@ class Scheduler:
         if output.connector is not None:
             self._take_transfers(output.connector)  # first: rows of a failed load draw nothing
         course = self._course
-        if course is not None and step.course is course and _is_plain(output, course):
-            news = self._commit_course(step, output)
-        else:
-            news = self._commit_rows(step, output)
+        tokens = _plain_tokens(output, course) if course is not None and step.course is course else None
+        news = self._commit_rows(step, output) if tokens is None else self._commit_course(step, tokens)
         for kept in self._ledger.release(scheduled.step_id):
             self._free_rows.append(kept.row)
             if not self._parked.take_over(kept.lease, kept.blocks):
                 self.pool.free(kept.blocks)
         return news
 
-    def _commit_course(self, step: StepRecord, output: StepOutput) -> list[NewTokens]:
+    def _commit_course(self, step: StepRecord, sampled: list[list[int]]) -> list[NewTokens]:
         """`_commit_rows` where every request gets one token and goes on."""
         for request in step.filling:
             self._cache.commit(request, request.num_published_blocks + 1)
         news = []
-        for request, tokens in zip(step.requests, output.sampled.tolist(), strict=True):
+        for request, tokens in zip(step.requests, sampled, strict=True):
             request.num_in_flight -= 1
             request.token_ids += tokens
             news.append(NewTokens(request, tokens))
@@ -683,11 +675,12 @@ class Scheduler:
         return -(-num_tokens // self._block_size)
 
 
-def _is_plain(output: StepOutput, course: Course) -> bool:
-    """Whether every row drew one token, and none of these ends a request or brings anything along."""
-    if output.errors or output.logprobs is not None or output.sampled.shape[1] != 1:
-        return False
-    return 0 not in output.num_valid.tolist() and not course.may_end([token for (token,) in output.sampled.tolist()])
+def _plain_tokens(output: StepOutput, course: Course) -> list[list[int]] | None:
+    """`sampled` where every row drew one token, and none of these ends a request or brings anything along."""
+    if output.errors or output.logprobs is not None or output.sampled.shape[1] != 1 or 0 in output.num_valid.tolist():
+        return None
+    sampled: list[list[int]] = output.sampled.tolist()
+    return None if course.may_end([token for (token,) in sampled]) else sampled
 
 
 def _wants_logprobs(request: Request) -> bool:

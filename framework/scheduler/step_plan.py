@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from framework.batch import BlockDelta, NewRequest, SchedulerOutput
+from framework.batch import BlockDelta, BlockOps, NewRequest, SchedulerOutput
 from framework.request import Request
 from framework.scheduler.ledger import StepRecord
 
@@ -59,7 +59,6 @@ class StepPlan:
     def emit(self, step_id: int, num_groups: int, leaving: Leaving) -> StepRecord:
         """The step as the runner sees it, and as the ledger keeps it. Moves the requests' optimistic counters on."""
         new = [_new_request(request) for request in self.new]
-        deltas = tuple([block_delta(self.columns, group) for group in range(num_groups)])
         requests, spans = list(self.spans), list(self.spans.values())
         rows: list[int] = []
         starts: list[int] = []
@@ -87,20 +86,25 @@ class StepPlan:
             samples=np.array(samples, np.bool_),
             num_drafts=np.zeros(len(rows), np.int32),
             new=new,
-            new_block_ids=deltas,
+            new_block_ids=block_deltas(self.columns, num_groups),
             finished=leaving.finished,
             preempted=leaving.preempted,
             aborted=leaving.aborted,
             num_prompt_tokens=num_prompt_tokens,
             only_decodes=bool(rows) and sum(spans) == len(rows) and all(samples),
+            block_ops=BlockOps(copy=self.copies),
         )
-        return StepRecord(scheduled, requests, generations)
+        return StepRecord(scheduled, requests, generations, sources=[source for source, _ in self.copies])
 
 
-def block_delta(columns: Mapping[Request, int], group: int) -> BlockDelta:
-    """The blocks of one KV group that requests got; columns as in `StepPlan`."""
+def block_deltas(columns: Mapping[Request, int], num_groups: int) -> tuple[BlockDelta, ...]:
+    """The blocks of each KV group that requests got; columns as in `StepPlan`."""
     if not columns:
-        return _NO_BLOCKS
+        return (_NO_BLOCKS,) * num_groups
+    return tuple([_block_delta(columns, group) for group in range(num_groups)])
+
+
+def _block_delta(columns: Mapping[Request, int], group: int) -> BlockDelta:
     blocks = [request.block_ids[group][column:] for request, column in columns.items()]
     return BlockDelta(
         rows=np.array([request.req_idx for request in columns], np.int32),
