@@ -192,7 +192,6 @@ class CpuPlan:
         self._fresh = _fresh_blocks(query_lens, seq_lens, tables, owner._ctx.block_size)
         self._order, self._inverse = _token_order(self._spans, len(self._slots))
         self._products: dict[tuple[int, int, int, int], SpanProduct | LoneDecode] = {}
-        self._age = 0  # tokens by which the plan has moved on: the spans tell of its first step
         self._steady: SteadyDecodes | None = None
         if len(self._slots) == len(rows) and self._limits.window is None:
             self._steady = SteadyDecodes(self._spans, seq_lens, owner._ctx.block_size)
@@ -213,7 +212,6 @@ class CpuPlan:
         for product in self._products.values():
             if isinstance(product, LoneDecode):
                 product.lengthen(1)
-        self._age += 1
         self._fresh = torch.from_numpy(np.concatenate([new.blocks for new in entered])) if entered else None
         return True
 
@@ -243,7 +241,7 @@ class CpuPlan:
     def _product(self, bound: BoundLayer, span: Span) -> SpanProduct | LoneDecode:
         if self._limits.max_alone and len(span.tokens) == 1:
             lone = LoneDecode(bound, span, self._limits.window, self._scratch)
-            lone.lengthen(self._age)
+            lone.lengthen(0 if self._steady is None else self._steady.age)  # the spans tell of the plan's first step
             return lone
         return SpanProduct(bound, span, self._form, self._scratch)
 

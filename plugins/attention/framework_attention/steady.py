@@ -29,12 +29,12 @@ class SteadyDecodes:
     """The course of a step in which every request decodes one token, for as long as the same requests go on.
 
     Knows the spans' masks, which it moves on in place. Spans with a window, whose first key moves as well, are not
-    followed.
+    followed. age: steps by which the course has moved on.
     """
 
     def __init__(self, spans: Sequence[Span], seq_lens: Ints, block_size: int) -> None:
         self._block_size = block_size
-        self._age = 0
+        self.age = 0
         self._room = min([span.blocks.shape[1] * block_size - span.num_keys for span in spans], default=0)
         self._masks = [_Mask(span, seq_lens) for span in spans]
         # A request enters a block at the ages that leave this rest: its new key is the first of a block then.
@@ -46,12 +46,12 @@ class SteadyDecodes:
 
         batch: the next step; of what it holds in tensors nothing is read while no block is entered.
         """
-        if self._age >= self._room:
+        if self.age >= self._room:
             return None
-        self._age += 1
+        self.age += 1
         for mask in self._masks:
             mask.admit_next()
-        entering = self._entering[self._age % self._block_size]
+        entering = self._entering[self.age % self._block_size]
         return [self._enter(batch, group, *one) for one in entering] if entering else []
 
     def _enter(self, batch: InputBatch, group: int, span: int, places: Ints, batch_rows: Ints) -> NewBlocks:

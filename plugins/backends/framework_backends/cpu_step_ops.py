@@ -42,9 +42,8 @@ class CpuStepOps:
         num_logits: int,
         goes_on: bool,
     ) -> None:
-        # another engine of this backend may have stepped between: what was kept of the last step is gone then
-        is_kept, memory = self._keeps(buffers, table), self._of(buffers, table)
-        if goes_on and is_kept:
+        memory = self._of(buffers, table)
+        if goes_on and memory.knows_last_step:
             memory.go_on(num_rows)
         else:
             memory.prepare(num_rows, num_tokens, num_logits)
@@ -54,14 +53,12 @@ class CpuStepOps:
     ) -> None:
         self._of(buffers, table).commit(num_rows, num_logits, sampled.numpy())
 
-    def _keeps(self, buffers: StepBuffers, table: TableViews) -> bool:
-        memory = self._memory
-        return memory is not None and memory.buffers is buffers and memory.table is table
-
     def _of(self, buffers: StepBuffers, table: TableViews) -> StepMemory:
-        if self._memory is None or not self._keeps(buffers, table):
-            self._memory = StepMemory(buffers, table)
-        return self._memory
+        """The memory of an engine, made anew where another one of this backend has stepped between."""
+        memory = self._memory
+        if memory is None or memory.buffers is not buffers or memory.table is not table:
+            memory = self._memory = StepMemory(buffers, table)
+        return memory
 
 
 class StepMemory:
@@ -91,6 +88,12 @@ class StepMemory:
         # Of a decode, which goes on: where its drawn token goes, and a group the offset of its own in its block.
         self._decoding = np.zeros((num_lanes, len(self._rows)), np.int64)
         self._lengths = np.zeros((2, len(self._rows)), np.int32)
+        self._drawn: NDArray[np.int32] | None = None
+
+    @property
+    def knows_last_step(self) -> bool:
+        """Whether a step was committed here, for the next one to go on from."""
+        return self._drawn is not None
 
     def go_on(self, num_rows: int) -> None:
         """The next token of the rows that decoded last: everything is one further, and now and then in a new block."""
