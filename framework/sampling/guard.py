@@ -19,12 +19,12 @@ class GuardedStage:
     """
 
     def __init__(self, stage: Any, key: str, origin: str, methods: Sequence[str]) -> None:
-        self.unguarded, self._key, self._origin = stage, key, origin
+        self._stage, self._key, self._origin = stage, key, origin
         for name in methods:
             setattr(self, name, self._guarded(name, getattr(stage, name)))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.unguarded, name)
+        return getattr(self._stage, name)
 
     def _guarded(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         # A stage refuses a request's parameters by a ValueError of `validate`; a TypeError there is its bug.

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 NOT_ASKED = -1
 
 
+def num_top(asked: int | None, vocab_size: int) -> int:
+    """How many best tokens a request's `logprobs` asks for: -1 is the whole vocabulary. NOT_ASKED for None."""
+    if asked is None:
+        return NOT_ASKED
+    return vocab_size if asked == -1 else asked
+
+
 @dataclass(slots=True)
 class DeviceLogprobs:
     """Columns of `LogprobsColumns` on the device, for the n rows that asked; rows_np [n] are their logits rows."""

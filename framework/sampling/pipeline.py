@@ -24,7 +24,7 @@ from framework.sampling.capabilities import check_composition
 from framework.sampling.deployed import Deployed, deploy
 from framework.sampling.groups import best
 from framework.sampling.interval import inside, open_interval
-from framework.sampling.logprobs import NOT_ASKED, DeviceLogprobs, raw_logprobs, to_host
+from framework.sampling.logprobs import NOT_ASKED, DeviceLogprobs, num_top, raw_logprobs, to_host
 from framework.sampling.prompt_logprobs import PromptLogprobs
 
 if TYPE_CHECKING:
@@ -110,12 +110,7 @@ class SamplerPipeline:
             else:
                 one.reset_row(req_idx)
         self._bits[req_idx] = bits
-        self._num_logprobs[req_idx] = self._how_many(params.logprobs)
-
-    def _how_many(self, logprobs: int | None) -> int:
-        if logprobs is None:
-            return NOT_ASKED
-        return self._vocab_size if logprobs == -1 else logprobs
+        self._num_logprobs[req_idx] = num_top(params.logprobs, self._vocab_size)
 
     def _own_bits(self, params: SamplingParams) -> int:
         draws = 0 if params.is_greedy or self._all_greedy else DRAWS
@@ -156,7 +151,7 @@ class SamplerPipeline:
         if plan.wanting is not None:
             kept_ids = ids if len(plan.wanting) == len(ids) else ids.index_select(0, _index(plan.wanting, ids))
             k = int(self._num_logprobs[rows.req_idx_np].max())
-            result.logprobs = raw_logprobs(wanting, kept_ids, min(k, self._vocab_size), plan.wanting)
+            result.logprobs = raw_logprobs(wanting, kept_ids, k, plan.wanting)
         for one in observers:
             result.payloads[one.key] = one.stage.observe(raw, processed, rows, ids)
         return result

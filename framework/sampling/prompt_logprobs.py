@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from framework.batch import LogprobsColumns
-from framework.sampling.logprobs import DeviceLogprobs, raw_logprobs, to_host
+from framework.sampling.logprobs import DeviceLogprobs, num_top, raw_logprobs, to_host
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,7 +28,7 @@ SLICE_BYTES = 256 * 2**20
 
 @dataclass(slots=True)
 class PromptSoFar:
-    """One prompt. k: how many of the best tokens are asked for, -1 for the whole vocabulary."""
+    """One prompt. k: how many of the best tokens are told."""
 
     token_ids: NDArray[np.int32]
     k: int
@@ -60,7 +60,7 @@ class PromptLogprobs:
         """A request arrives, or begins anew after a preemption. One that has drawn tokens has had its logprobs too."""
         k = new.params.prompt_logprobs
         if k is not None and 1 < new.num_prompt_tokens == len(new.token_ids):
-            self._prompts[new.req_idx] = PromptSoFar(new.token_ids[: new.num_prompt_tokens], k)
+            self._prompts[new.req_idx] = PromptSoFar(new.token_ids, num_top(k, self._vocab_size))
 
     def release(self, req_idx: int) -> None:
         """Whoever had the row has left."""
@@ -89,12 +89,11 @@ class PromptLogprobs:
 
     def _slices(self, hidden: Tensor, span: Span) -> list[DeviceLogprobs]:
         targets = torch.from_numpy(span.prompt.token_ids[span.first : span.first + span.count].astype(np.int64))
-        k = self._vocab_size if span.prompt.k < 0 else span.prompt.k
         columns = []
         for at in range(0, span.count, self._rows_at_once):
             logits = self._compute_logits(hidden[at : at + self._rows_at_once])
             ids = targets[at : at + self._rows_at_once].to(hidden.device)
-            columns.append(raw_logprobs(logits, ids, k, np.arange(len(ids))))
+            columns.append(raw_logprobs(logits, ids, span.prompt.k, np.arange(len(ids))))
         return columns
 
     def collect(
