@@ -11,6 +11,7 @@ import sys
 import weakref
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -165,10 +166,8 @@ class AsyncLLM:
         """Asks for something that nobody waits for; nothing is left to do once the engine or the interpreter ends."""
         if not self._home.is_here:
             return
-        try:
+        with suppress(RuntimeError):  # the thread was stopped
             self._thread.submit(function, *args)
-        except RuntimeError:  # the thread was stopped
-            self._is_stepping = False
 
     # ------------------------------------------------------------------------------------- on the engine's thread
 

@@ -35,7 +35,7 @@ class EngineCore:
     `max_in_flight` steps, at most the executor's, may run before the first of them is waited for.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, events: EventBus, max_in_flight: int = 1) -> None:
+    def __init__(self, scheduler: Scheduler, executor: Executor, events: EventBus, max_in_flight: int) -> None:
         assert max_in_flight <= executor.max_in_flight, (max_in_flight, executor.max_in_flight)
         self.scheduler, self.executor, self.events = scheduler, executor, events
         self.max_in_flight = max_in_flight

@@ -17,7 +17,6 @@ import torch
 from framework.batch import InputBatch, NewRequest, SchedulerOutput, StepOutput, Transfers
 from framework.errors import NotBuiltError
 from framework.interfaces import ForwardContext
-from framework.nulls import NoConnector
 from framework.worker.host_blocks import HostBlocks
 from framework.worker.input_batch import InputBuffers
 from framework.worker.layerwise import LayerwisePlan
@@ -64,12 +63,12 @@ class ModelRunner:
         table: RequestTable,
         pipeline: SamplerPipeline,
         max_num_batched_tokens: int,
-        num_swap_blocks: int = 0,
-        connector: KVConnector | None = None,
+        num_swap_blocks: int,
+        connector: KVConnector,
     ) -> None:
         self.model, self.backend, self.table, self.pipeline = model, backend, table, pipeline
         self.kv, self.kv_specs = kv, kv_specs
-        self._connector = connector or NoConnector()
+        self._connector = connector
         self._connector.bind(backend, kv, kv_specs)
         self._host_blocks = HostBlocks(backend, kv, kv_specs, num_swap_blocks)
         self._attention = [(g.name, attention[g.name]) for g in groups]
