@@ -60,7 +60,8 @@ class NewRequest:
     """What the runner must know of a request that is admitted, or that returns after preemption.
 
     token_ids            [num_tokens] int32, every known token: the prompt and, after a preemption, outputs as well
-    num_computed_tokens  tokens whose KV is already there (prefix cache), a multiple of the block size or 0
+    num_computed_tokens  tokens whose KV is there or comes with this step (prefix cache, connector, swap, a sibling's
+                         blocks): any number below that of the known tokens
     """
 
     req_idx: int

@@ -73,7 +73,6 @@ class SchedulerContext:
     max_model_len: int
     chunked_prefill: bool
     prefix_caching: bool
-    preemption: str
     policy: Policy
     connector: KVConnector
     max_in_flight: int = 1

@@ -209,7 +209,6 @@ def _scheduler(choice: Choice, kv: _KVMemory, max_in_flight: int, connector: KVC
         max_model_len=choice.max_model_len,
         chunked_prefill=s.chunked_prefill,
         prefix_caching=choice.config.kv_cache.prefix_caching,
-        preemption=s.preemption,
         policy=choice.policy,
         connector=connector,
         max_in_flight=max_in_flight,

@@ -85,7 +85,6 @@ class ConnectorEngine:
             max_model_len=64,
             chunked_prefill=True,
             prefix_caching=prefix_caching,
-            preemption="recompute",
             policy=_ByArrival(),
             connector=self._books,
             max_in_flight=max_in_flight,

@@ -66,7 +66,6 @@ def make_context(**changes):
         "max_model_len": 256,
         "chunked_prefill": True,
         "prefix_caching": True,
-        "preemption": "recompute",
         "policy": Moody(POLICIES[policy]({}, None)) if isinstance(policy, str) else policy,
         "connector": NoConnector(),
     }

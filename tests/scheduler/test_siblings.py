@@ -117,7 +117,7 @@ def test_what_a_step_in_flight_writes_is_not_copied(sim, family):
 def test_what_a_step_swaps_in_is_copied_by_a_later_one(sim, family):
     """Copies run before blocks are swapped in."""
     shadow = sim.Shadow(block_size=4, num_blocks=5, prefix_caching=False, policy="priority",
-                        preemption="swap", num_swap_blocks=4)  # fmt: skip
+                        num_swap_blocks=4)  # fmt: skip
     first, _ = family(shadow, 2, range(3))
     shadow.step()
     shadow.step()
