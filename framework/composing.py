@@ -1,7 +1,7 @@
 """Composes the YAML files with Hydra and turns the result into frozen dataclasses, every node checked.
 
-Hydra and omegaconf are imported here and in the command line, nowhere else. Hydra's global state is not touched:
-composing works inside somebody else's Hydra program, in threads, and any number of times in a process.
+Hydra and omegaconf are imported here, in origins, sweep and the command line alone. Hydra's global state is not
+touched: composing works inside somebody else's Hydra program, in threads, and any number of times in a process.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def parts_of(cfg: DictConfig) -> tuple[Config, ComponentConfig, RunArgs]:
         **{group: _component(group, nodes[group]) for group in COMPONENT_GROUPS},
         trace=_text("trace", nodes),
     )
-    return config, _component("run", nodes["run"]), _run_args(nodes)
+    run = _component("run", nodes["run"])
+    return config, run, _run_args(nodes, run.options)
 
 
 def one_line(error: BaseException) -> str:
@@ -244,11 +245,10 @@ def _absent_places(places: Mapping[str, Place], nodes: Mapping[str, Any]) -> dic
     return absent
 
 
-def _run_args(nodes: Mapping[str, Any]) -> RunArgs:
+def _run_args(nodes: Mapping[str, Any], options: Mapping[str, Any]) -> RunArgs:
     texts: dict[str, Any] = {key: _text(key, nodes) for key in RUN_TEXTS}
     for key in ("prompt", "system"):
         texts[key] = _read_at(key, texts[key])
-    options = _component("run", nodes["run"]).options
     return RunArgs(**texts, options=options, bench=_component("bench", nodes["bench"]))
 
 
