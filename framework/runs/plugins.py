@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Sequence
 from importlib import metadata
 
 from framework.config import Config
@@ -14,6 +13,7 @@ from framework.discovery import OURS
 from framework.errors import PluginError
 from framework.plugins import ComponentSpec, Registry, registry
 from framework.runs import RunArgs
+from framework.runs.table import table
 from framework.runs.unread import OF_BENCH, refuse_texts, refuse_unread
 from framework.words import RUN_TEXTS
 
@@ -46,8 +46,7 @@ def component_lines(found: Registry, config: Config) -> list[str]:
     active = active_components(found, config)
     rows = [(spec.kind, spec.name, spec.dist, found.versions.get(spec.dist, "?"), ".".join(map(str, spec.api)),
              _state(found, spec, active)) for spec in found.specs()]  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(HEADER, *rows, strict=True)]
-    return [_padded(row, widths) for row in (HEADER, *rows)]
+    return table([HEADER, *rows])
 
 
 def active_components(found: Registry, config: Config) -> set[tuple[str, str]]:
@@ -137,7 +136,7 @@ def health_lines(cores: int) -> list[str]:
         "threads": f"{torch.get_num_threads()} of torch, on {cores} cores",
         "free memory": _free_memory(),
     }
-    return ["", "health:", *(f"  {name:<12} {value}" for name, value in facts.items())]
+    return ["", "health:", *table(list(facts.items()), indent="  ")]
 
 
 def _state(found: Registry, spec: ComponentSpec, active: set[tuple[str, str]]) -> str:
@@ -164,7 +163,3 @@ def _free_memory() -> str:
     except (OSError, StopIteration):
         return "unknown on this system"
     return f"{available_kib / 2**20:.1f} GiB"
-
-
-def _padded(cells: Sequence[str], widths: Iterable[int]) -> str:
-    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
