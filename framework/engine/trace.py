@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from framework.request import NewTokens, Request, RequestOutput
 
 TRACE_FORMAT = 1
-_ENDS_OUTSIDE_OF_STEPS = ("abort",)
 _log = logging.getLogger("framework")
 
 
@@ -39,6 +38,7 @@ class Trace:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(f"trace={path}: {reason}. Name a file in a folder that can be written") from None
         self._ids: dict[int, str] = {}  # request of each row of the request table
+        self._ends: dict[str, str] = {}  # finish reason in a step's line, of requests whose end is still to be heard
         self._size = 0  # bytes of whole lines, where the file has a size
         self._start = time.perf_counter()
         self._lock = threading.Lock()  # requests may end on another thread than that of the steps
@@ -69,6 +69,8 @@ class Trace:
         preempted, aborted = self._leave(scheduled.preempted), self._leave(scheduled.aborted)
         self._leave(scheduled.finished)
         self._ids.update({new.req_idx: new.request_id for new in scheduled.new})
+        finished = {new.request.request_id: new.finish_reason for new in tokens if new.finish_reason}
+        self._ends.update(finished)
         line = {
             "step": scheduled.step_id,
             "t": self._now(),
@@ -77,7 +79,7 @@ class Trace:
             "preempted": preempted,
             "aborted": aborted,
             "tokens": {new.request.request_id: new.token_ids for new in tokens if new.token_ids},
-            "finished": {new.request.request_id: new.finish_reason for new in tokens if new.finish_reason},
+            "finished": finished,
             "new_blocks": sum(len(delta.ids) for delta in scheduled.new_block_ids),
             "counts": dict(counts),
             "seconds": {part: round(value, 6) for part, value in stats.seconds.items()},
@@ -87,10 +89,11 @@ class Trace:
         self._write(line)
 
     def on_request_finished(self, request: Request, output: RequestOutput) -> None:
-        """What ends in a step stands in the step's line; this is for what ends between steps."""
-        reason = output.outputs[0].finish_reason
-        if reason in _ENDS_OUTSIDE_OF_STEPS:
-            self._write({"end": request.request_id, "t": self._now(), "finish_reason": reason})
+        """A line for each completion whose end no step's line tells, or tells otherwise: a stop string may be found
+        when the scheduler, steps ahead, has ended the request already."""
+        for one, completion in zip(request.siblings or (request,), output.outputs, strict=True):
+            if self._ends.pop(one.request_id, None) != completion.finish_reason:
+                self._write({"end": one.request_id, "t": self._now(), "finish_reason": completion.finish_reason})
 
     def close(self) -> None:
         with self._lock:

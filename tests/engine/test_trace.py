@@ -5,9 +5,11 @@ import logging
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from framework import LLM, SamplingParams
-from framework.errors import ConfigError
+from framework.engine.output_thread import OutputThread
+from framework.errors import ConfigError, StageError
 from framework.testing.crafted import save_crafted
 
 SMALL = ("engine.dtype=float32", "engine.max_model_len=64", "scheduler.max_num_seqs=4", "kv_cache.block_size=4")
@@ -16,9 +18,13 @@ GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Greedy goes from token t to t + 1, of 24."""
+    """Greedy goes from token t to t + 1, of 24; token t is the word wt."""
     table = 8.0 * torch.eye(24).roll(1, 1)
-    return save_crafted(tmp_path_factory.mktemp("trace") / "chain", table, eos_token_id=3)
+    folder = save_crafted(tmp_path_factory.mktemp("trace") / "chain", table, eos_token_id=3)
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(24)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
 
 
 @pytest.fixture
@@ -78,6 +84,62 @@ def test_abort_between_steps_is_a_line_of_its_own(traced):
     llm.engine.abort("a")
     last = lines()[-1]
     assert (last["end"], last["finish_reason"]) == ("a", "abort")
+
+
+def ends(lines):
+    return [(x["end"], x["finish_reason"]) for x in lines if "end" in x]
+
+
+def in_steps(lines, key):
+    """What the steps' lines hold under `key`, where it is not empty."""
+    return [x[key] for x in lines if "step" in x and x[key]]
+
+
+@pytest.mark.parametrize("ahead", ["false", "true"])
+def test_end_by_a_stop_string_is_told_at_once_and_is_no_abort(traced, ahead):
+    llm, lines = traced(f"engine.async_scheduling={ahead}")
+    for _ in range(2):
+        (output,) = llm.generate([[4]], SamplingParams(max_tokens=9, stop="w6", **GREEDY))
+        assert output.outputs[0].finish_reason == "stop"
+    assert ends(lines()) == [("0", "stop"), ("1", "stop")]
+    assert in_steps(lines(), "finished") == in_steps(lines(), "aborted") == []
+
+
+def test_each_completion_has_one_end(traced):
+    llm, lines = traced()
+    params = SamplingParams(n=2, temperature=5.0, seed=3, max_tokens=4, ignore_eos=True)
+    whole = llm.generate([[4]], params)[0].outputs
+    stop = f"w{whole[1].token_ids[1]}"
+    assert stop not in whole[0].text.split()
+    llm.generate([[4]], params.replace(stop=stop))
+    assert in_steps(lines(), "finished") == [{"0": "length", "0\x1f1": "length"}, {"1": "length"}]
+    assert ends(lines()) == [("1\x1f1", "stop")]
+
+
+def test_stop_string_found_behind_the_end_of_the_last_step_is_told(traced, monkeypatch):
+    llm, lines = traced("engine.async_scheduling=true")
+    monkeypatch.setattr(OutputThread, "ready", lambda self: [])  # text comes late
+    llm.generate([[4]], SamplingParams(max_tokens=3, stop="w6", **GREEDY))
+    assert in_steps(lines(), "finished") == [{"0": "length"}]
+    assert ends(lines()) == [("0", "stop")]
+
+
+def test_end_by_a_stage_that_raises_is_told(traced, monkeypatch):
+    llm, lines = traced()
+
+    def fail(*_):
+        raise StageError("sampler stage 'x' raised", "x", "a")
+
+    for name in ("a", "b"):
+        llm.engine.add_request(name, [4], SamplingParams(max_tokens=2, **GREEDY))
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.core.executor._runner.pipeline, "sample", fail)
+        (output,) = llm.engine.step()
+    assert (output.request_id, output.outputs[0].finish_reason) == ("a", "error")
+    assert ends(lines()) == [("a", "error")]
+    while llm.engine.has_unfinished_requests():
+        llm.engine.step()
+    assert (ends(lines()), in_steps(lines(), "finished")) == ([("a", "error")], [{"b": "length"}])
 
 
 def test_full_disk_ends_the_trace_and_not_the_engine(traced, tmp_path, caplog, monkeypatch):
