@@ -41,17 +41,21 @@ def build_engine(config: Config, plugins: Registry | None = None, loaded: Loaded
 
     loaded  weights of an earlier engine that serve this one as well
     """
-    start = perf_counter()
     plugins = plugins or registry()
-    choice = choose(config, plugins, loaded)
-    trace = None if config.trace is None else Trace(config.trace)
+    return build_chosen(choose(config, plugins, loaded), plugins, loaded)
+
+
+def build_chosen(choice: Choice, plugins: Registry, loaded: Loaded | None = None) -> Engine:
+    """An engine of what was chosen, once: a `Choice` holds parts of the engine that is made of it."""
+    start = perf_counter()
+    trace = None if choice.config.trace is None else Trace(choice.config.trace)
     loading = perf_counter()
     loaded = loaded or _load(choice)
     choice.seconds["load"] = perf_counter() - loading
     kv = _allocate(choice, loaded.layers)
     events = plugins.events if trace is None else plugins.events.joined("trace", trace)
     engine = _assemble(choice, loaded, kv, plugins, events)
-    choice.seconds["total"] = perf_counter() - start
+    choice.seconds["total"] += perf_counter() - start
     if trace is not None:
         trace.begin(engine.facts)
     _log.info(_ready(engine.facts))

@@ -101,6 +101,7 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
     limits = Limits(_vocab_size(checkpoint), max_model_len, frozenset(eos), policy.name, config.engine.seed)
     admission = Admission(limits, tokenizer, pipeline, default_params(config.sampler.params, checkpoint))
     check_defaults(admission, config.sampler.params)
+    seconds["total"] = perf_counter() - start
     s = config.scheduler
     return Choice(
         config=config,

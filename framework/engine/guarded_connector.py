@@ -258,7 +258,8 @@ class GuardedConnector:
         return failed
 
     def close(self) -> None:
-        self._tell("close")
+        if not self._is_broken:
+            self._give_up()
 
     def _step_over(self, meta: _Meta | None) -> None:
         """Loads within the step of `meta` are done, or failed, or nobody needs them any more."""

@@ -23,7 +23,7 @@ from framework.engine.arguments import (
     streaming_params,
     template_options,
 )
-from framework.engine.build import build_engine
+from framework.engine.build import build_chosen, build_engine
 from framework.engine.choice import choose
 from framework.engine.home import HomeProcess
 from framework.engine.interrupt import between_steps
@@ -56,10 +56,11 @@ class LLM:
     def __init__(
         self, model: str | None = None, *, overrides: Sequence[str] = (), config: Config | None = None
     ) -> None:
-        built = resolve_config(model, overrides, config)
+        words = check_words(overrides)
+        built = resolve_config(model, words, config)
         self._home = HomeProcess("LLM")
         self._path = model
-        self._words = None if config is not None else list(overrides)
+        self._words = None if config is not None else words
         self._ids = count()
         self._lock = threading.RLock()
         self._busy = False
@@ -257,10 +258,10 @@ class LLM:
         before, plugins, loaded = self.engine.config, self.engine.plugins, self.engine.loaded
         kept = loaded if loaded.serves(config) else None
         del loaded  # weights that do not stay go before the others come
-        choose(config, plugins, kept)
+        choice = choose(config, plugins, kept)
         self.close()
         try:
-            self.engine = build_engine(config, plugins, kept)
+            self.engine = build_chosen(choice, plugins, kept)
         except BaseException:
             self.engine = build_engine(before, plugins, kept)
             raise

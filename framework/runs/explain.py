@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from framework.config import build_options
-from framework.plugins import registry
+from framework.plugins import Registry, registry
 from framework.runs import Setting
 from framework.runs.options import ExplainOptions
 from framework.runs.table import paragraph, table, terminal_width, title
@@ -55,7 +55,7 @@ def run(config: Config, args: RunArgs) -> None:
     plugins = registry()
     choice = choose(config, plugins)
     reasons, stages = automatic(choice, plugins), pipeline(choice, settings)
-    built = _build(config) if options.build else []
+    built = _build(choice, plugins) if options.build else []
     if options.json:
         print(json.dumps(_report(settings, reasons, stages, built), indent=1, default=_jsonable, ensure_ascii=False))
     else:
@@ -107,11 +107,11 @@ def _place(key: str, settings: Sequence[Setting]) -> str:
     return "; ".join(said) or "as the configuration lists it"
 
 
-def _build(config: Config) -> list[Reason]:
-    from framework.engine.build import build_engine
+def _build(choice: Choice, plugins: Registry) -> list[Reason]:
+    from framework.engine.build import build_chosen
     from framework.engine.reasons import once_built
 
-    engine = build_engine(config)
+    engine = build_chosen(choice, plugins)
     try:
         return once_built(engine)
     finally:

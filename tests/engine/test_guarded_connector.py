@@ -316,3 +316,11 @@ def test_null_metadata_stays_null():
     _, connector = guard()
     connector._connector.build_meta = lambda scheduled: None
     assert connector.build_meta(None) is None
+
+
+def test_close_that_raises_is_called_once(caplog):
+    told, connector = guard()
+    told.close_fails = True
+    connector.close()
+    connector.close()
+    assert told.closed == 1 and caplog.text.count("raised in close") == 1

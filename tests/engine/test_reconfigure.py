@@ -133,3 +133,9 @@ def test_llm_of_a_config_takes_a_config(llm):
         llm.reconfigure("sampler=greedy")
     with pytest.raises(ValueError, match="pass config alone"):
         llm.reconfigure(["sampler=greedy"], config=llm.engine.config)
+
+
+def test_words_of_an_iterator_are_those_of_before_too(folder):
+    with LLM(folder, overrides=iter(WORDS)) as made:
+        made.reconfigure(["scheduler.max_num_seqs=3"])
+        assert made.engine.config.engine.max_model_len == 64
