@@ -33,7 +33,7 @@ class Field:
     dtype   numpy dtype name: "float32", "int32", "int64", "bool", "uint64" (held as int64 bits on the device)
     width   1 gives a column [rows], more gives [rows, width]
     init    the neutral value: a row that holds it makes its owner the identity (a captured graph runs every row)
-    pooled  True takes rows of a small pool through an indirection column: for state as wide as the vocabulary
+    pooled  True gives a `PooledColumn`: memory only for requests that take it, for state as wide as the vocabulary
     """
 
     name: str
@@ -53,6 +53,27 @@ class Column(Protocol):
     @property
     def dev(self) -> Tensor:
         """[rows] or [rows, width] device tensor, a fixed address for the life of the engine; may be strided."""
+
+
+class PooledColumn(Protocol):
+    """A pooled field as its owner sees it: place `slot[req_idx]` of `dev` is the row's, place 0 is nobody's.
+
+    Place 0 holds the neutral value for every row without a place, so a commit must leave it as it is.
+    """
+
+    @property
+    def slot(self) -> Tensor:
+        """[rows] int32 place of each row in the pool, 0 for none; a fixed address for the life of the engine."""
+
+    @property
+    def dev(self) -> Tensor:
+        """[places, width]: read it anew in each step, a pool that grows moves."""
+
+    def take(self, req_idx: int) -> NDArray[Any]:
+        """A place for the row: neutral host values [width] to fill in during `add_request`."""
+
+    def release(self, req_idx: int) -> None:
+        """The pipeline calls it when the request leaves, and for one that does not want the stage."""
 
 
 @dataclass(slots=True)

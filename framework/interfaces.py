@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from framework.batch import Column, Field, InputBatch, NewRequest, Rows, SchedulerOutput, StepOutput
+    from framework.batch import Field, InputBatch, NewRequest, Rows, SchedulerOutput, StepOutput
     from framework.request import NewTokens, Request, SamplingParams
 
 # ---------------------------------------------------------------------------------------------- capabilities
@@ -460,14 +460,22 @@ class StageSpec:
 
 @dataclass(frozen=True)
 class StageContext:
-    """What a stage may use. num_rows: rows of the request table, the null row included."""
+    """What a stage may use. num_rows: rows of the request table, the null row included.
+
+    column     a `Column` of a field of its own spec; a `PooledColumn` of a field that is declared as pooled
+    token_ids  [num_rows, max_model_len] int32 tokens of each row on the device. Those before the `position` of a logits
+               row are its history, drafts before it included; what stands behind means nothing
+    encode     token ids of a text without special tokens; None for a model without a tokenizer
+    """
 
     device: torch.device
     vocab_size: int
     num_rows: int
     max_num_logits: int
     eos_token_ids: tuple[int, ...]
-    column: Callable[[str], Column]  # of a field of its own spec
+    column: Callable[[str], Any]
+    token_ids: Tensor
+    encode: Callable[[str], list[int]] | None = None
 
 
 @runtime_checkable

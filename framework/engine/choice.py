@@ -7,6 +7,7 @@ capabilities of the others. A conflict is an error that names both sides and the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +98,7 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
     seconds = {"open": opened - start, "tokenizer": perf_counter() - opened}
     eos = eos_token_ids(checkpoint, tokenizer, _vocab_size(checkpoint))
     table = RequestTable(config.scheduler.max_num_seqs + 1, max_model_len, backend.device, backend.step_ops)
-    pipeline = _pipeline(config, plugins, backend, table, _vocab_size(checkpoint), eos)
+    pipeline = _pipeline(config, plugins, backend, table, _vocab_size(checkpoint), eos, tokenizer)
     limits = Limits(_vocab_size(checkpoint), max_model_len, frozenset(eos), policy.name, config.engine.seed)
     admission = Admission(limits, tokenizer, pipeline, default_params(config.sampler.params, checkpoint))
     check_defaults(admission, config.sampler.params)
@@ -250,7 +251,13 @@ def check_attention(
 
 
 def _pipeline(
-    config: Config, plugins: Registry, backend: Backend, table: RequestTable, vocab_size: int, eos: tuple[int, ...]
+    config: Config,
+    plugins: Registry,
+    backend: Backend,
+    table: RequestTable,
+    vocab_size: int,
+    eos: tuple[int, ...],
+    tokenizer: Tokenizer | None,
 ) -> SamplerPipeline:
     from framework.sampling.pipeline import build_pipeline
 
@@ -263,6 +270,8 @@ def _pipeline(
             max_num_logits=table.num_rows,
             eos_token_ids=eos,
             column=lambda name: table.column(key, name),
+            token_ids=table.token_ids,
+            encode=None if tokenizer is None else partial(tokenizer.encode, add_special_tokens=False),
         )
 
     is_async, _ = async_scheduling(config, backend)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from framework.config import build_options
@@ -46,8 +47,19 @@ class Deployed:
 
     def reset_row(self, req_idx: int) -> None:
         """Neutral values in every field of the row: what a request that does not want the stage leaves there."""
+        self.release(req_idx)
         for field in self.spec.fields:
-            self.ctx.column(field.name).np[req_idx] = field.init
+            if not field.pooled:
+                self.ctx.column(field.name).np[req_idx] = field.init
+
+    def release(self, req_idx: int) -> None:
+        """Gives back what the row has of pools."""
+        for name in self._pooled:
+            self.ctx.column(name).release(req_idx)
+
+    @cached_property
+    def _pooled(self) -> tuple[str, ...]:
+        return tuple(field.name for field in self.spec.fields if field.pooled)
 
     def view(self, params: SamplingParams) -> SamplingParams:
         """Parameters as the stage reads them: it looks for extra_args under its own name, the request uses the key."""

@@ -84,6 +84,7 @@ class SamplerPipeline:
         self._open = {s.key for s in in_place[first_mask + 1 :] if not s.keeps("kept_set")}
         self._thresholds = [s for s in stages if s.spec.kind == "threshold"]
         self._observers = [s for s in stages if s.spec.kind == "observe"]
+        self._pooling = [s for s in stages if any(field.pooled for field in s.spec.fields)]
         ctx = self._select.ctx
         self._vocab_size = ctx.vocab_size
         self._bits = np.zeros(ctx.num_rows, np.uint64)
@@ -111,6 +112,11 @@ class SamplerPipeline:
                 one.reset_row(req_idx)
         self._bits[req_idx] = bits
         self._num_logprobs[req_idx] = num_top(params.logprobs, self._vocab_size)
+
+    def release(self, req_idx: int) -> None:
+        """The request of the row has left: pools have its place back."""
+        for one in self._pooling:
+            one.release(req_idx)
 
     def _own_bits(self, params: SamplingParams) -> int:
         draws = 0 if params.is_greedy or self._all_greedy else DRAWS

@@ -22,9 +22,11 @@ from framework.sampling.deployed import Deployed
 from framework.sampling.groups import best
 from framework.sampling.interval import inside, open_interval
 from framework.sampling.pipeline import SamplerPipeline
+from framework.worker.pooled_column import PooledColumn
 
 VOCAB_SIZE = 300  # not a multiple of 128: the last group is short
 NUM_ROWS = 9
+MAX_LEN = 64
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,27 @@ class HostColumn:
 
 def context(spec: StageSpec, vocab_size: int = VOCAB_SIZE, num_rows: int = NUM_ROWS) -> StageContext:
     """A StageContext over host columns, for stages and pipelines that run outside of an engine."""
-    columns = {f.name: HostColumn(f, num_rows) for f in spec.fields}
     device = torch.get_default_device()
-    return StageContext(device, vocab_size, num_rows, num_rows, (), columns.__getitem__)
+    columns = {f.name: _column(f, num_rows) for f in spec.fields}
+    token_ids = torch.zeros(num_rows, MAX_LEN, dtype=torch.int32)
+    return StageContext(device, vocab_size, num_rows, num_rows, (), columns.__getitem__, token_ids)
+
+
+def _column(declared: Field, num_rows: int) -> Any:
+    if not declared.pooled:
+        return HostColumn(declared, num_rows)
+    slots = HostColumn(Field(declared.name, "int32"), num_rows)
+    return HostPool(declared, slots, getattr(torch, declared.dtype), torch.get_default_device())
+
+
+class HostPool(PooledColumn):
+    """A pooled field outside of an engine: a place is on its device as soon as it is filled in."""
+
+    def take(self, req_idx: int) -> NDArray[Any]:
+        super().take(req_idx)
+        self.apply()
+        filled: NDArray[Any] = self.dev[int(self.slot[req_idx])].numpy()
+        return filled
 
 
 def new_request(req_idx: int, params: SamplingParams, seed: int = 0) -> NewRequest:

@@ -193,6 +193,7 @@ class ModelRunner:
             return
         for row in (*scheduled.finished, *scheduled.preempted, *scheduled.aborted):
             self._prompts.release(row)
+            self.pipeline.release(row)
             for _, attention in self._attention:
                 attention.release(row)
         for new in scheduled.new:

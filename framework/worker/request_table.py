@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from framework.batch import NULL_BLOCK, NULL_ROW, BlockDelta, Field, NewRequest
-from framework.errors import NotBuiltError, PluginError
+from framework.errors import PluginError
 from framework.step_ops import TableViews
+from framework.worker.pooled_column import PooledColumn
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,25 +50,27 @@ class RequestTable:
         self.num_rows, self.max_model_len, self.device = num_rows, max_model_len, device
         self._ops = ops
         self._columns: dict[str, TableColumn] = {}
+        self._pools: dict[str, PooledColumn] = {}
         self._staged: dict[int, NDArray[np.int32]] = {}  # by row: what a failed step left behind is overwritten
         self.token_ids = torch.zeros(num_rows, max_model_len, dtype=torch.int32, device=device)
         self.declare("core", CORE_FIELDS)
 
-    def declare(self, owner: str, fields: Sequence[Field]) -> dict[str, TableColumn]:
-        """Adds columns before the table is allocated; returns them by field name."""
+    def declare(self, owner: str, fields: Sequence[Field]) -> None:
+        """Adds columns before the table is allocated."""
         for f in fields:
             key = f"{owner}.{f.name}"
-            if key in self._columns:
+            if key in self._columns or key in self._pools:
                 raise PluginError(f"field '{key}' is declared twice; give the second stage another name")
-            if f.pooled:
-                raise NotBuiltError(f"field '{key}': pooled fields are not built yet")
             if f.dtype not in _TORCH:
                 raise PluginError(f"field '{key}' has dtype '{f.dtype}'; use one of {', '.join(_TORCH)}")
-            self._columns[key] = TableColumn(f)
-        return {f.name: self._columns[f"{owner}.{f.name}"] for f in fields}
+            self._columns[key] = column = TableColumn(Field(f.name, "int32") if f.pooled else f)
+            if f.pooled:
+                self._pools[key] = PooledColumn(f, column, _TORCH[f.dtype], self.device)
 
-    def column(self, owner: str, name: str) -> TableColumn:
-        return self._columns[f"{owner}.{name}"]
+    def column(self, owner: str, name: str) -> Any:
+        """The field as its owner sees it: a `batch.PooledColumn` when it was declared as pooled, else a `Column`."""
+        key = f"{owner}.{name}"
+        return self._pools.get(key) or self._columns[key]
 
     def allocate(self, groups: Sequence[KVGroup]) -> None:
         """Lays out the packed row, largest items first so that all are aligned, and makes the columns usable.
@@ -123,6 +126,8 @@ class RequestTable:
             tokens = list(self._staged.values())
             self._spans(self.token_ids, starts, [len(t) for t in tokens], np.concatenate(tokens))
             self._staged = {}
+            for pool in self._pools.values():
+                pool.apply()
         for table, delta in zip(self.block_table, deltas, strict=True):
             if len(delta.ids):
                 starts = (delta.rows.astype(np.int64) * table.shape[1] + delta.starts).tolist()

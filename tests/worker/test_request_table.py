@@ -8,7 +8,7 @@ import torch
 
 from framework import SamplingParams, step_ops
 from framework.batch import BlockDelta, Field, NewRequest
-from framework.errors import NotBuiltError, PluginError
+from framework.errors import PluginError
 from framework.interfaces import KVGroup
 from framework.worker.request_table import RequestTable
 
@@ -77,12 +77,54 @@ def test_row_zero_is_nobodys(table: RequestTable) -> None:
         table.add(new(0, [1]))
 
 
-def test_a_field_is_refused_when_it_is_declared_twice_pooled_or_of_an_unknown_dtype() -> None:
+def test_a_field_is_refused_when_it_is_declared_twice_or_of_an_unknown_dtype() -> None:
     table = RequestTable(2, 8, torch.device("cpu"), step_ops)
     table.declare("a", (Field("x", "int32"),))
     with pytest.raises(PluginError, match=r"field 'a\.x' is declared twice"):
         table.declare("a", (Field("x", "int32"),))
-    with pytest.raises(NotBuiltError, match="pooled fields are not built yet"):
-        table.declare("a", (Field("y", "int32", pooled=True),))
     with pytest.raises(PluginError, match="dtype 'int3'; use one of float32"):
         table.declare("a", (Field("z", "int3"),))
+
+
+class TestPooledField:
+    """Memory as wide as the vocabulary, for rows that take it."""
+
+    @pytest.fixture
+    def pooled(self) -> RequestTable:
+        made = RequestTable(6, 16, torch.device("cpu"), step_ops)
+        made.declare("stage", (Field("counts", "int32", width=100, init=2, pooled=True),))
+        made.allocate(GROUPS)
+        return made
+
+    def admit(self, table: RequestTable, row: int, value: int | None) -> None:
+        column = table.column("stage", "counts")
+        if value is not None:
+            column.take(row)[:] = value
+        table.add(new(row, [1]))
+        table.apply([NO_BLOCKS])
+
+    def held(self, table: RequestTable, row: int) -> list[int]:
+        column = table.column("stage", "counts")
+        return column.dev[column.slot[row]].unique().tolist()
+
+    def test_rows_without_a_place_share_the_neutral_one(self, pooled: RequestTable) -> None:
+        self.admit(pooled, 1, None)
+        assert self.held(pooled, 1) == [2] and len(pooled.column("stage", "counts").dev) == 1
+
+    def test_pool_grows_with_its_users_and_keeps_what_it_holds(self, pooled: RequestTable) -> None:
+        for row in range(1, 6):
+            self.admit(pooled, row, 10 * row)
+        assert [self.held(pooled, row) for row in range(6)] == [[2], [10], [20], [30], [40], [50]]
+        assert len(pooled.column("stage", "counts").dev) == 8
+
+    def test_place_that_was_given_back_is_overwritten_whole(self, pooled: RequestTable) -> None:
+        self.admit(pooled, 1, 7)
+        pooled.column("stage", "counts").release(1)
+        pooled.column("stage", "counts").take(2)[0] = 9
+        self.admit(pooled, 2, None)
+        assert self.held(pooled, 2) == [2, 9] and len(pooled.column("stage", "counts").dev) == 2
+
+    def test_row_that_asks_again_keeps_its_place(self, pooled: RequestTable) -> None:
+        self.admit(pooled, 1, 7)
+        self.admit(pooled, 1, 8)
+        assert self.held(pooled, 1) == [8] and len(pooled.column("stage", "counts").dev) == 2

@@ -1,11 +1,12 @@
 """Stage `min_tokens`, against the transformers processor of its name and by exact values."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import MinNewTokensLengthLogitsProcessor
 
 from framework import SamplingParams
-from framework.interfaces import StageContext
 from framework.testing.stages import context, make_rows, new_request
 from framework_samplers.min_tokens import MAX_IDS, MinTokens
 
@@ -15,7 +16,7 @@ PROMPT = 3  # tokens of every request of the kit
 
 def built(eos=(), rows=4):
     kit = context(MinTokens.spec, VOCAB, rows)
-    return MinTokens({}, StageContext(kit.device, VOCAB, rows, rows, eos, kit.column))
+    return MinTokens({}, replace(kit, eos_token_ids=eos))
 
 
 def applied(stage, params, drawn, logits):
