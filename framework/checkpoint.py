@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from framework.config import ModelConfig
-from framework.errors import CheckpointError, ConfigError
+from framework.errors import CheckpointError, ConfigError, first_line
 
 if TYPE_CHECKING:
     from framework.interfaces import Checkpoint, Loader
@@ -118,7 +118,7 @@ def _downloaded(path: str, revision: str | None, with_weights: bool, key: str) -
             return Path(hf_hub_download(repo, file, revision=revision))
         return Path(snapshot_download(repo, revision=revision, allow_patterns=allowed, ignore_patterns=_HUB_SKIPPED))
     except (OSError, ValueError) as error:  # every error of the hub's client is one of the two
-        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        cause = first_line(error)
         raise CheckpointError(
             f"{key}={path}: neither a local file or folder nor a hub repository that can be fetched "
             f"({type(error).__name__}: {cause}). Check the spelling, the network, HF_TOKEN and HF_HUB_OFFLINE."

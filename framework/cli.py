@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from framework.ending import end_at_once
-from framework.errors import ConfigError, FrameworkError, did_you_mean
+from framework.errors import ConfigError, FrameworkError, did_you_mean, no_such_choice
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -98,8 +98,7 @@ def split_flags(argv: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
             raise ConfigError(f"{name} needs a value")
     for flag, choices in (("--cfg", CFG_PARTS), ("--info", INFO_TOPICS)):
         if flags.get(flag, choices[0]) not in choices:
-            near = did_you_mean(str(flags[flag]), choices)
-            raise ConfigError(f"{flag}={flags[flag]}: there is no such choice.{near} Choices: {', '.join(choices)}")
+            raise no_such_choice(flag, flags[flag], choices)
     modes = [flag for flag in MODES if flag in flags]
     if len(modes) > 1:
         raise ConfigError(f"{' and '.join(modes)} exclude each other. Leave one out")

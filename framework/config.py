@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from framework.errors import ConfigError, NotBuiltError, did_you_mean, shown
+from framework.errors import ConfigError, NotBuiltError, as_typed, did_you_mean, no_such_choice, shown
 from framework.request import SEED_MAX, SEED_MIN
 
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
@@ -41,13 +41,15 @@ def _word(kind: Any) -> str:
 
 def _one_of(key: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
-        raise ConfigError(f"{key}={value}: there is no such choice.{did_you_mean(str(value), choices)}"
-                          f" Choices: {', '.join(choices)}")  # fmt: skip
+        raise no_such_choice(key, value, choices)
 
 
-def _at_least(key: str, value: int | None, least: int) -> None:
+def check_count(key: str, value: int | None, least: int) -> None:
+    """ConfigError for a number of things that is below `least`, or that no 64-bit integer holds."""
     if value is not None and value < least:
-        raise ConfigError(f"{key}={value} is too small. Use {least} or more")
+        raise ConfigError(f"{key}={as_typed(value)} is too small. Use {least} or more")
+    if value is not None and value >= 2**63:
+        raise ConfigError(f"{key}={as_typed(value)} is too large. Use a number below 2^63")
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,12 @@ class EngineOptions:
     def __post_init__(self) -> None:
         _check_types("engine", self)
         _one_of("engine.dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
-        _at_least("engine.max_model_len", self.max_model_len, 2)
+        check_count("engine.max_model_len", self.max_model_len, 2)
         _one_of("engine.graphs", self.graphs, ("auto", "off"))
         if self.seed is not None and not SEED_MIN <= self.seed < SEED_MAX:
-            raise ConfigError(f"engine.seed={self.seed} is outside of [-2^63, 2^64). Choose one inside, or null")
+            raise ConfigError(
+                f"engine.seed={as_typed(self.seed)} is outside of [-2^63, 2^64). Choose one inside, or null"
+            )
 
 
 @dataclass(frozen=True)
@@ -108,13 +112,13 @@ class KVCacheConfig:
 
     def __post_init__(self) -> None:
         _check_types("kv_cache", self)
-        _at_least("kv_cache.block_size", self.block_size, 1)
-        _at_least("kv_cache.num_blocks", self.num_blocks, 2)
-        _at_least("kv_cache.num_swap_blocks", self.num_swap_blocks, 1)
+        check_count("kv_cache.block_size", self.block_size, 1)
+        check_count("kv_cache.num_blocks", self.num_blocks, 2)
+        check_count("kv_cache.num_swap_blocks", self.num_swap_blocks, 1)
         if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
             raise ConfigError(f"kv_cache.memory_fraction={self.memory_fraction} is outside of (0, 1]")
         if self.dtype != "auto":
-            raise NotBuiltError(f"kv_cache.dtype={self.dtype} is not built yet. Use kv_cache.dtype=auto")
+            raise NotBuiltError(f"kv_cache.dtype={as_typed(self.dtype)} is not built yet. Use kv_cache.dtype=auto")
 
 
 @dataclass(frozen=True)
@@ -130,8 +134,8 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         _check_types("scheduler", self)
-        _at_least("scheduler.max_num_seqs", self.max_num_seqs, 1)
-        _at_least("scheduler.max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        check_count("scheduler.max_num_seqs", self.max_num_seqs, 1)
+        check_count("scheduler.max_num_batched_tokens", self.max_num_batched_tokens, 1)
         _one_of("scheduler.preemption", self.preemption, ("recompute", "swap"))
 
 
@@ -173,7 +177,9 @@ class SamplerConfig:
                     f"sampler.stages={stage!r} must hold StageConfigs, such as StageConfig('top_k', 'top_k')"
                 )
         if self.stages is GUMBEL_STAGES and self.name != "gumbel":  # left out, not written: the object itself
-            raise ConfigError(f"sampler.name={self.name} needs its own stages. Write stages=(StageConfig(...), ...)")
+            raise ConfigError(
+                f"sampler.name={as_typed(self.name)} needs its own stages. Write stages=(StageConfig(...), ...)"
+            )
         _one_of("sampler.logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         if self.logprobs_mode != "raw_logprobs":
             raise NotBuiltError(
@@ -211,7 +217,7 @@ class Config:
         for group in ("spec_decode", "grammar"):
             name = getattr(self, group).name
             if name != "none":
-                raise NotBuiltError(f"{group}={name} is not built yet. Use {group}=none")
+                raise NotBuiltError(f"{group}={as_typed(name)} is not built yet. Use {group}=none")
 
 
 def compose(words: Sequence[str] = ()) -> Config:
@@ -234,7 +240,9 @@ def build_options(cls: type | None, options: Mapping[str, Any], path: str) -> An
     for name in options:
         if name not in known:
             near = did_you_mean(str(name), known)
-            raise ConfigError(f"{path}.{name}: there is no such key.{near} Known: {', '.join(known) or 'none'}")
+            raise ConfigError(
+                f"{path}.{as_typed(name)}: there is no such key.{near} Known: {', '.join(known) or 'none'}"
+            )
     try:
         return {} if cls is None else cls(**options)
     except TypeError as error:

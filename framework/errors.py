@@ -11,7 +11,13 @@ from collections.abc import Iterable
 
 
 class FrameworkError(Exception):
-    """Base of every error that a user can cause: the command line prints it as one line and exits with 2."""
+    """Base of every error that a user can cause: the command line prints it as one line and exits with 2.
+
+    The message is one line whatever stands in it: a name with a line break, a library's error of several lines.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(in_one_line(message))
 
 
 class ConfigError(FrameworkError, ValueError):
@@ -60,6 +66,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" Did you mean '{near[0]}'?" if near else ""
 
 
+def in_one_line(text: str) -> str:
+    """`text` without the breaks between its lines; other signs that are not to be seen become escapes."""
+    line = " ".join(part for part in map(str.strip, text.splitlines()) if part)
+    return line if line.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+
+
 def shown(value: object) -> str:
     """`value` as a message shows it: its repr in one line, the middle left out where it is long."""
     try:
@@ -67,3 +79,25 @@ def shown(value: object) -> str:
     except Exception:  # a number with more digits than Python writes, or somebody's __repr__
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= 160 else f"{text[:100]} ... {text[-40:]}"
+
+
+def as_typed(value: object) -> str:
+    """A value as it is typed into a configuration: a text bare where it is short and can be seen, all else `shown`."""
+    return value if isinstance(value, str) and value.isprintable() and len(value) <= 160 else shown(value)
+
+
+def first_line(error: BaseException) -> str:
+    """What a library's error says first; its class where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def class_and_text(error: BaseException) -> str:
+    """`ValueError: what it says`, in one line."""
+    return in_one_line(f"{type(error).__name__}: {error}")
+
+
+def no_such_choice(key: str, value: object, choices: Iterable[str]) -> ConfigError:
+    """The refusal of a value that is none of `choices`, with the nearest one."""
+    known = list(choices)
+    near = did_you_mean(str(value), known)
+    return ConfigError(f"{key}={as_typed(value)}: there is no such choice.{near} Choices: {', '.join(known)}")

@@ -20,7 +20,7 @@ import pluggy
 from framework import API_VERSION
 from framework.config import build_options
 from framework.discovery import OURS, PLUGIN_GROUP, dist_name, dist_version, entry_points_of, unknown_switches
-from framework.errors import PluginError, did_you_mean
+from framework.errors import PluginError, as_typed, class_and_text, did_you_mean, in_one_line
 
 if TYPE_CHECKING:
     from framework.request import RequestOutput
@@ -269,9 +269,8 @@ class Registry:
         if (kind, name) in self._specs:
             return self._specs[kind, name]
         names = [spec.name for spec in self.specs(kind)]
-        raise PluginError(
-            f"{kind}={name}: no installed plugin provides it.{did_you_mean(name, names)} {self._installed(names)}"
-        )
+        near = did_you_mean(name, names)
+        raise PluginError(f"{kind}={as_typed(name)}: no installed plugin provides it.{near} {self._installed(names)}")
 
     def load_target(self, kind: str, name: str) -> Any:
         """The component itself, imported now.
@@ -538,5 +537,5 @@ def _sentence(text: str) -> str:
 
 def _one_line(error: BaseException) -> str:
     """The error in one line; its class stands before the text unless the text alone says it."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, (ModuleNotFoundError, PluginError)) and text else f"{type(error).__name__}: {text}"
+    text = in_one_line(str(error)) if isinstance(error, (ModuleNotFoundError, PluginError)) else ""
+    return text or class_and_text(error)

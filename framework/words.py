@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from framework.discovery import config_files, group_options
-from framework.errors import ConfigError, did_you_mean
+from framework.errors import ConfigError, as_typed, did_you_mean, no_such_choice
 from framework.promised import refuse_key, refuse_option
 
 RUN_TEXTS = ("prompt", "system", "prompts_file", "output", "target")
@@ -55,13 +55,12 @@ def command_words(typed: Iterable[str], vocabulary: Vocabulary) -> list[str]:
     ConfigError for a word that means nothing, with the nearest that does; NotBuiltError for a promised one.
     """
     named = _named(typed)
-    runs = [word for word in named if word.lstrip("+").startswith("run=")]
-    if len(runs) > 1:
-        raise ConfigError(f"{' and '.join(runs)}: only one run can be named. Leave the others out")
-    for key in TEXT_KEYS:
-        texts = [word for word in named if word.lstrip("+").startswith(f"{key}=")]
-        if len(texts) > 1:
-            raise ConfigError(f"{' and '.join(texts)}: only one {key} can be given. Leave the others out")
+    for key in ("run", *TEXT_KEYS):
+        given = [word for word in named if word.lstrip("+").startswith(f"{key}=")]
+        if len(given) > 1:
+            raise ConfigError(
+                f"{' and '.join(map(as_typed, given))}: only one {key} can be given. Leave the others out"
+            )
     return _merged_groups([_rewritten(word, vocabulary) for word in named], vocabulary)
 
 
@@ -150,9 +149,7 @@ def _check_options(group: str, value: str, vocabulary: Vocabulary) -> None:
         option = option.strip()
         if option not in known:
             refuse_option(group, option, known)
-            raise ConfigError(
-                f"{group}={option}: there is no such choice.{did_you_mean(option, known)} Choices: {', '.join(known)}"
-            )
+            raise no_such_choice(group, option, known)
 
 
 def _unknown(name: str, word: str, vocabulary: Vocabulary) -> ConfigError:

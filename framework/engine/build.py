@@ -19,7 +19,7 @@ from framework.engine.core import EngineCore
 from framework.engine.engine import Engine
 from framework.engine.loaded import Loaded
 from framework.engine.trace import Trace
-from framework.errors import CheckpointError, ConfigError, NotBuiltError
+from framework.errors import CheckpointError, ConfigError, NotBuiltError, first_line
 from framework.interfaces import AttentionContext, KVGroup, ModelContext, SchedulerContext
 from framework.plugins import registry
 from framework.worker.step_thread import StepThread
@@ -125,10 +125,9 @@ def _kv_tensors(choice: Choice, specs: list[KVSpec], num_blocks: int, block_byte
     try:
         return choice.backend.allocate_kv(specs, num_blocks)
     except (MemoryError, OSError, OverflowError, RuntimeError) as error:
-        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(
             f"kv_cache.num_blocks={num_blocks} wants {num_blocks * block_bytes / 1e9:,.1f} GB, which the system does "
-            f"not give ({cause}). Use fewer blocks, or free memory"
+            f"not give ({first_line(error)}). Use fewer blocks, or free memory"
         ) from error
 
 

@@ -16,7 +16,7 @@ from framework.engine.home import HomeProcess
 from framework.engine.output import OutputState
 from framework.engine.output_thread import Made, OutputsInPlace, OutputThread
 from framework.engine.siblings import SIBLING_MARK
-from framework.errors import FrameworkError, KVMemoryError, PluginError, RequestError, StageError, shown
+from framework.errors import FrameworkError, KVMemoryError, PluginError, RequestError, StageError, class_and_text, shown
 from framework.request import NewTokens, OutputKind, Request, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
@@ -200,8 +200,7 @@ class Engine:
     def _name_culprit(self, error: BaseException) -> None:
         who = culprit(error, self.plugins) if isinstance(error, Exception) else None
         if who is not None and not isinstance(error, FrameworkError):
-            what = " ".join(f"{type(error).__name__}: {error}".split())
-            raise PluginError(f"{who} raised {what}. The requests that ran are aborted") from error
+            raise PluginError(f"{who} raised {class_and_text(error)}. The requests that ran are aborted") from error
 
     def _refuse_if_unusable(self) -> None:
         self._home.refuse_elsewhere()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from framework.config import check_count
 from framework.errors import ConfigError
 
 
@@ -34,9 +35,7 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         for name, least in (("warmup", 0), ("rounds", 1)):
-            value = getattr(self, name)
-            if value < least:
-                raise ConfigError(f"run.{name}={value} is too small. Use {least} or more")
+            check_count(f"run.{name}", getattr(self, name), least)
         if self.plot is not None and not self.plot.endswith(".svg"):
             raise ConfigError(f"run.plot={self.plot}: plots are SVG. Name a file that ends in .svg")
 
@@ -75,7 +74,7 @@ class ThroughputOptions:
 
     def __post_init__(self) -> None:
         for name in ("num_prompts", "input_len", "input_len_min", "output_len", "output_len_min"):
-            _at_least_one(name, getattr(self, name))
+            check_count(f"bench.{name}", getattr(self, name), 1)
         for name in ("input_len", "output_len"):
             low, high = getattr(self, f"{name}_min"), getattr(self, name)
             if low is not None and low > high:
@@ -95,9 +94,9 @@ class LatencyOptions:
 
     def __post_init__(self) -> None:
         for name in ("num_prompts", "output_len"):
-            _at_least_one(name, getattr(self, name))
+            check_count(f"bench.{name}", getattr(self, name), 1)
         for length in self.input_lens:
-            _at_least_one("input_lens", length)
+            check_count("bench.input_lens", length, 1)
         if not self.input_lens:
             raise ConfigError("bench.input_lens=[] holds no length. Write bench.input_lens=[128]")
 
@@ -109,9 +108,4 @@ class StartupOptions:
     input_len: int = 16
 
     def __post_init__(self) -> None:
-        _at_least_one("input_len", self.input_len)
-
-
-def _at_least_one(name: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise ConfigError(f"bench.{name}={value} is too small. Use 1 or more")
+        check_count("bench.input_len", self.input_len, 1)

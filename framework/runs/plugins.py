@@ -10,7 +10,7 @@ from importlib import metadata
 
 from framework.config import Config
 from framework.discovery import OURS
-from framework.errors import PluginError
+from framework.errors import PluginError, class_and_text
 from framework.plugins import ComponentSpec, Registry, registry
 from framework.runs import RunArgs
 from framework.runs.table import table
@@ -148,7 +148,7 @@ def _state(found: Registry, spec: ComponentSpec, active: set[tuple[str, str]]) -
     except PluginError as error:
         return f"broken: {error}"
     except Exception as error:  # whatever somebody's module raises when it is imported
-        return f"broken: {type(error).__name__}: {' '.join(str(error).split())}"
+        return f"broken: {class_and_text(error)}"
     return "active" if (spec.kind, spec.name) in active else "usable"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from framework.errors import FrameworkError, StageError
+from framework.errors import FrameworkError, StageError, class_and_text
 
 
 class GuardedStage:
@@ -41,6 +41,6 @@ class GuardedStage:
         return guarded
 
     def _error(self, name: str, args: tuple[Any, ...], error: Exception) -> StageError:
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        message = f"sampler stage '{self._key}' (plugin {self._origin}) raised in {name}: {what}"
+        who = f"sampler stage '{self._key}' (plugin {self._origin})"
+        message = f"{who} raised in {name}: {class_and_text(error)}"
         return StageError(message, self._key, args[2].request_id if name == "add_request" else None)

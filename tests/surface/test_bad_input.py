@@ -47,7 +47,7 @@ def refused(folders, capsysbinary, tmp_path, monkeypatch, quiet_logging):
 
 COMMANDS = {
     "a run that is not there": (["genrate"], "run=genrate: there is no such choice. Did you mean 'generate'?"),
-    "two runs": (["generate", "run=chat"], "run=generate and run=chat: only one run can be named. Leave"),
+    "two runs": (["generate", "run=chat"], "run=generate and run=chat: only one run can be given. Leave"),
     "two bare runs": (["generate", "chat"], "target=chat means nothing to run=generate; leave it out"),
     "three bare words": (["generate", "a", "b"], "b: only a run and its target may stand without a key. Write KEY="),
     "unknown flag": (["generate", "--multrun"], "--multrun: there is no such flag. Did you mean '--multirun'?"),
