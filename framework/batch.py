@@ -8,7 +8,7 @@ in several, and on another host. `InputBatch` and `Rows` hold device tensors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -23,6 +23,8 @@ NULL_BLOCK = 0
 """Physical block that belongs to nobody: padding writes and reads there. A pool never hands it out."""
 NULL_ROW = 0
 """Row of the request table that belongs to nobody: padding rows point at it."""
+PER_TOKEN, PER_32_TOKENS = -1, -32
+"""Widths of fields that are as wide as the vocabulary, which a stage that declares them does not know yet."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Field:
 
     name    unique within its owner; the table prefixes the owner's name
     dtype   numpy dtype name: "float32", "int32", "int64", "bool", "uint64" (held as int64 bits on the device)
-    width   1 gives a column [rows], more gives [rows, width]
+    width   1 gives a column [rows], more gives [rows, width]; below 0 it counts tokens of the vocabulary to a value:
+            PER_TOKEN, PER_32_TOKENS (a bit a token of int32 words)
     init    the neutral value: a row that holds it makes its owner the identity (a captured graph runs every row)
     pooled  True gives a `PooledColumn`: memory only for requests that take it, for state as wide as the vocabulary
     """
@@ -41,6 +44,10 @@ class Field:
     width: int = 1
     init: float | int | bool = 0
     pooled: bool = False
+
+    def sized(self, vocab_size: int) -> Field:
+        """The field with the width that it has for a vocabulary."""
+        return self if self.width > 0 else replace(self, width=-(vocab_size // self.width))
 
 
 class Column(Protocol):

@@ -262,7 +262,7 @@ def _pipeline(
     from framework.sampling.pipeline import build_pipeline
 
     def context(key: str, spec: StageSpec) -> StageContext:
-        table.declare(key, spec.fields)
+        table.declare(key, [field.sized(vocab_size) for field in spec.fields])
         return StageContext(
             device=backend.device,
             vocab_size=vocab_size,

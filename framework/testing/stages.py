@@ -59,7 +59,7 @@ class HostColumn:
 def context(spec: StageSpec, vocab_size: int = VOCAB_SIZE, num_rows: int = NUM_ROWS) -> StageContext:
     """A StageContext over host columns, for stages and pipelines that run outside of an engine."""
     device = torch.get_default_device()
-    columns = {f.name: _column(f, num_rows) for f in spec.fields}
+    columns = {f.name: _column(f.sized(vocab_size), num_rows) for f in spec.fields}
     token_ids = torch.zeros(num_rows, MAX_LEN, dtype=torch.int32)
     return StageContext(device, vocab_size, num_rows, num_rows, (), columns.__getitem__, token_ids)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from framework import SamplingParams, step_ops
-from framework.batch import BlockDelta, Field, NewRequest
+from framework.batch import PER_32_TOKENS, PER_TOKEN, BlockDelta, Field, NewRequest
 from framework.errors import PluginError
 from framework.interfaces import KVGroup
 from framework.worker.request_table import RequestTable
@@ -84,6 +84,11 @@ def test_a_field_is_refused_when_it_is_declared_twice_or_of_an_unknown_dtype() -
         table.declare("a", (Field("x", "int32"),))
     with pytest.raises(PluginError, match="dtype 'int3'; use one of float32"):
         table.declare("a", (Field("z", "int3"),))
+
+
+@pytest.mark.parametrize(("width", "widths"), [(PER_TOKEN, [31, 32, 33]), (PER_32_TOKENS, [1, 1, 2]), (7, [7] * 3)])
+def test_field_may_be_as_wide_as_the_vocabulary(width: int, widths: list[int]) -> None:
+    assert [Field("x", "int32", width).sized(vocab_size).width for vocab_size in (31, 32, 33)] == widths
 
 
 class TestPooledField:
