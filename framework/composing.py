@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from framework.config import (
+    COMPONENT_GROUPS,
     ComponentConfig,
     Config,
     EngineOptions,
@@ -43,9 +44,7 @@ from framework.runs import RunArgs
 from framework.stage_order import Place, solve_order
 from framework.words import RUN_TEXTS, TEXT_KEYS, Roots, Vocabulary, override_words
 
-COMPONENT_GROUPS = ("backend", "attention", "policy", "spec_decode", "kv_connector", "grammar", "executor")
 NODES = ("model", "engine", "kv_cache", "scheduler", "sampler", *COMPONENT_GROUPS, "run", "bench")
-KIND_OF_GROUP = {"spec_decode": "drafter"}
 UNBOUND = {"auto", "none"}
 """Names that stand for no component: the builder chooses one, or there is none."""
 STAGES = "sampler.stages."
@@ -175,7 +174,7 @@ def _scheduler(node: Mapping[str, Any]) -> SchedulerConfig:
 def _component(group: str, node: Mapping[str, Any]) -> ComponentConfig:
     name = _name(group, node)
     rest = {key: value for key, value in node.items() if key != "name"}
-    return ComponentConfig(name, _options(KIND_OF_GROUP.get(group, group), name, rest, group, ("name",)))
+    return ComponentConfig(name, _options(COMPONENT_GROUPS.get(group, group), name, rest, group, ("name",)))
 
 
 def _sampler(node: Mapping[str, Any]) -> SamplerConfig:

@@ -15,6 +15,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 from framework.errors import ConfigError, NotBuiltError, as_typed, did_you_mean, no_such_choice, shown
 from framework.request import SEED_MAX, SEED_MIN
 
+COMPONENT_GROUPS = {
+    "backend": "backend", "attention": "attention", "policy": "policy", "spec_decode": "drafter",
+    "kv_connector": "kv_connector", "grammar": "grammar", "executor": "executor",
+}  # fmt: skip
+"""Groups that choose a component and nothing else, with the kind of what they choose."""
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 
 
@@ -181,10 +186,6 @@ class SamplerConfig:
                 f"sampler.name={as_typed(self.name)} needs its own stages. Write stages=(StageConfig(...), ...)"
             )
         _one_of("sampler.logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
-        if self.logprobs_mode != "raw_logprobs":
-            raise NotBuiltError(
-                f"sampler.logprobs_mode={self.logprobs_mode} is not built yet. Use sampler.logprobs_mode=raw_logprobs"
-            )
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from framework.config import build_options
+from framework.config import COMPONENT_GROUPS, build_options
 from framework.plugins import Registry, registry
 from framework.runs import Setting
 from framework.runs.options import ExplainOptions
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
     from framework.engine.choice import Choice
     from framework.engine.reasons import Reason
     from framework.runs import RunArgs
-
-COMPONENTS = {
-    "backend": "backend", "attention": "attention", "policy": "policy", "kv_connector": "kv_connector",
-    "executor": "executor", "scheduler": "scheduler", "spec_decode": "drafter", "grammar": "grammar",
-}  # fmt: skip
-"""Kind of the component that a group chooses."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +64,7 @@ def _refuse(args: RunArgs) -> None:
 def _code_defaults(config: Config, known: set[str]) -> list[Setting]:
     """Options of components that no file names: their own config class gave them."""
     found = []
-    for group, kind in COMPONENTS.items():
+    for group, kind in (*COMPONENT_GROUPS.items(), ("scheduler", "scheduler")):
         part = getattr(config, group)
         found += _options_of(kind, part.name, part.options, group, known)
     for stage in config.sampler.stages:

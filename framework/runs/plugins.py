@@ -8,7 +8,7 @@ import re
 import sys
 from importlib import metadata
 
-from framework.config import Config
+from framework.config import COMPONENT_GROUPS, Config
 from framework.discovery import OURS
 from framework.errors import PluginError, class_and_text
 from framework.plugins import ComponentSpec, Registry, registry
@@ -54,15 +54,11 @@ def active_components(found: Registry, config: Config) -> set[tuple[str, str]]:
 
     Observers are chosen by being installed: an engine builds each one that is announced.
     """
-    chosen = {
-        "policy": config.policy.name,
+    chosen = {kind: getattr(config, group).name for group, kind in COMPONENT_GROUPS.items()}
+    chosen |= {
         "scheduler": config.scheduler.name,
-        "executor": config.executor.name,
         "model": config.model.name,
         "loader": config.engine.load_format,
-        "backend": config.backend.name,
-        "attention": config.attention.name,
-        "kv_connector": config.kv_connector.name,
     }
     for kind in ("backend", "attention"):
         if chosen[kind] == "auto":
