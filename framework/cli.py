@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from framework.ending import end_at_once
+from framework.ending import end_at_once, interrupt
 from framework.errors import ConfigError, FrameworkError, did_you_mean, no_such_choice
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     _escape_what_stdout_cannot_show()
     before = signal.getsignal(signal.SIGTERM)
     if before is not end_at_once:  # a program of our own ends by itself, save where a run holds its signals
-        signal.signal(signal.SIGTERM, _interrupt)  # first of all: the imports below take a while
+        signal.signal(signal.SIGTERM, interrupt)  # first of all: the imports below take a while
     try:
         flags, words = split_flags(sys.argv[1:] if argv is None else argv)
         if "--help" in flags:
@@ -64,9 +64,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         _give_up(error, wants_trace)
     except BrokenPipeError:
         _end_unread()
-    except KeyboardInterrupt as interrupt:
+    except KeyboardInterrupt as error:
         print("interrupted", file=sys.stderr)
-        raise SystemExit(128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)) from None
+        raise SystemExit(128 + (error.args[0] if error.args else signal.SIGINT)) from None
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -280,10 +280,6 @@ def _register_search_path() -> None:
 
 def _spelled(flags: Mapping[str, str | None]) -> list[str]:
     return [part for flag, value in flags.items() for part in (flag, value) if part is not None]
-
-
-def _interrupt(number: int, frame: Any) -> NoReturn:
-    raise KeyboardInterrupt(number)
 
 
 def _restore_trace_switch() -> bool:

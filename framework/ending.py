@@ -30,6 +30,11 @@ def end_at_once(number: int, frame: Any) -> NoReturn:
     os._exit(128 + number)
 
 
+def interrupt(number: int, frame: Any) -> NoReturn:
+    """The handler that raises, for whoever has something to end in order."""
+    raise KeyboardInterrupt(number)
+
+
 def is_of_signal(code: object) -> bool:
     """Whether an exit code says that a signal ended the program."""
     return code in [128 + number for number in SIGNALS]

@@ -1,6 +1,6 @@
 """Ctrl-C and SIGTERM of a run: noted between steps, so that what is there can be kept before the run ends.
 
-The runs that step an engine use it, and the command line; what the exit code becomes is the command line's business.
+The runs that step an engine use it; what the exit code becomes is the command line's business.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-from framework.ending import SIGNALS
+from framework.ending import SIGNALS, interrupt
 
 
 @dataclass
@@ -58,11 +58,6 @@ def raised_signals() -> Iterator[None]:
     """A signal raises KeyboardInterrupt, with its number if it is no Ctrl-C. Only in the main thread."""
     with _handled_by({signal.SIGINT: signal.default_int_handler, signal.SIGTERM: interrupt}):
         yield
-
-
-def interrupt(number: int, frame: Any) -> NoReturn:
-    """The handler that raises."""
-    raise KeyboardInterrupt(number)
 
 
 @contextmanager
