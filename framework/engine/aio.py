@@ -183,8 +183,7 @@ class AsyncLLM:
             self._abort(name)
 
     def _abort(self, name: str) -> None:
-        output = self._engine.abort(name)
-        self._deliver([*self._engine.leftovers(), *([] if output is None else [output])])
+        self._deliver(self._engine.end(name))
 
     def _go_on(self) -> None:
         if not self._is_stepping and self._engine.has_unfinished_requests():

@@ -222,6 +222,11 @@ class Engine:
             self.core.drain()
         return output
 
+    def end(self, request_id: str) -> list[RequestOutput]:
+        """Aborts a request: outputs that were made and not returned yet, of whomever, and its last one behind them."""
+        output = self.abort(request_id)
+        return [*self.leftovers(), *([] if output is None else [output])]
+
     def _abort(self, request_id: str, reason: str = "abort", error: str | None = None) -> RequestOutput | None:
         requests = self._states[request_id].requests
         ended = [one for one in requests if self.core.abort(one.request_id) is not None]

@@ -129,11 +129,7 @@ class Chat:
         pieces: list[str] = []
         last: RequestOutput | None = None
         while last is None or not last.finished:
-            if stop.number is not None:
-                last = self._engine.abort(request_id)
-                outputs = [*self._engine.leftovers(), *([] if last is None else [last])]
-            else:
-                outputs = self._engine.step()
+            outputs = self._engine.step() if stop.number is None else self._engine.end(request_id)
             for output in outputs:
                 last = output
                 pieces.append(_whole_characters(output))

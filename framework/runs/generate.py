@@ -241,8 +241,7 @@ class _Generation:
     def _break_off(self) -> None:
         """Ends what still runs, and keeps what it had: finish_reason is `abort`. What had not begun leaves nothing."""
         for request_id in self._jobs:
-            ended = self._engine.abort(request_id)
-            for output in (*self._engine.leftovers(), *([ended] if ended is not None else [])):
+            for output in self._engine.end(request_id):
                 if output.metrics.ttft is not None:
                     self._take(output)
 
