@@ -259,7 +259,9 @@ def _with_own_files(config: Config, args: RunArgs) -> tuple[Config, RunArgs]:
             raise ConfigError(f"{key}={name}: a job of a sweep writes into its own folder. Use {key}=NAME")
         return str(path)
 
-    return replace(config, trace=own("trace", config.trace)), replace(args, output=own("output", args.output))
+    options = {**args.options, **({"plot": own("run.plot", args.options["plot"])} if "plot" in args.options else {})}
+    args = replace(args, output=own("output", args.output), options=options)
+    return replace(config, trace=own("trace", config.trace)), args
 
 
 def _register_search_path() -> None:

@@ -198,9 +198,22 @@ def test_what_cannot_be_measured_is_refused_by_name(benched, words, message):
     assert message in err.splitlines()[-1]
 
 
-def test_plot_that_cannot_be_written_is_refused(benched):
-    code, _, err = benched(*FEW, "run.plot=no/such/p.svg")
+def test_plot_that_cannot_be_written_is_refused_and_costs_no_report(benched):
+    code, out, err = benched(*FEW, "run.plot=no/such/p.svg")
     assert code == 2 and "run.plot=no/such/p.svg: No such file" in err
+    assert "whole round" in out
+
+
+def test_files_of_a_benchmark_are_files_of_their_own(benched):
+    code, _, err = benched(*FEW, "output=a.svg", "run.plot=./a.svg")
+    assert code == 2 and "run.plot=./a.svg is the file of output=a.svg; name another file" in err
+
+
+def test_every_job_of_a_sweep_has_a_plot_of_its_own(command, tmp_path):
+    result = command("-m", "bench", *FEW, "engine.seed=1,2", "run.plot=p.svg")
+    assert result.returncode == 0, result.stderr
+    assert len(list(tmp_path.glob("multirun/*/*/*/p.svg"))) == 2
+    assert not (tmp_path / "p.svg").exists()
 
 
 def report_of(rounds, units):
@@ -225,6 +238,13 @@ def test_plot_of_parts_has_a_bar_a_round_as_long_as_their_sum():
     assert widths[1] == pytest.approx(3 * widths[0], abs=0.3) and widths[2] == pytest.approx(widths[3], abs=0.3)
     ends = [float(box.get("x")) + float(box.get("width")) for box in boxes]
     assert float(boxes[1].get("x")) == pytest.approx(ends[0], abs=0.11)
+
+
+def test_parts_beyond_the_colours_begin_with_the_first_again():
+    names = [f"part {i}" for i in range(8)]
+    drawn = xml.fromstring(plot(report_of([BenchRound(dict.fromkeys(names, 1.0))], dict.fromkeys(names, "ms")), names))
+    texts = [node.text for node in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert "part by part in ms, a bar a round" in texts and "part 7 1.00" in texts
 
 
 def test_options_of_another_workload_are_refused():

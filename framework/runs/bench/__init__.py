@@ -18,7 +18,7 @@ from framework.runs.bench.plot import write_plot
 from framework.runs.bench.report import Report
 from framework.runs.loading import announce
 from framework.runs.options import BenchOptions
-from framework.runs.output_file import OutputFile
+from framework.runs.output_file import OutputFile, refuse_same_file
 from framework.runs.signals import Stop, held_signals
 from framework.runs.unread import refuse_texts, refuse_unread
 
@@ -35,6 +35,7 @@ def run(config: Config, args: RunArgs) -> dict[str, float]:
     plugins, name = registry(), args.bench.name
     bench: Bench = plugins.load_target("bench", name)(plugins.build_options("bench", name, args.bench.options), config)
     _refuse(args, getattr(bench, "unread", {}))
+    refuse_same_file({"output": args.output, "run.plot": options.plot, "trace": config.trace})
     report = Report(name, dict(args.bench.options), dict(bench.units), options.warmup, options.rounds, args.command)
     with ExitStack() as stack:
         sink = stack.enter_context(OutputFile(args.output)) if args.output else None
@@ -109,9 +110,9 @@ def _show(report: Report, options: BenchOptions, sink: OutputFile | None, bench:
     if sink is not None:
         sink.begin()
         sink.write(report.as_json())
-    if options.plot is not None:
-        write_plot(options.plot, report, bench.parts)
     if options.json:
         print(json.dumps(report.as_json(), indent=1, ensure_ascii=False), flush=True)
     else:
         print("\n".join(report.lines()), flush=True)
+    if options.plot is not None:  # the last: one that cannot be written should not cost the report
+        write_plot(options.plot, report, bench.parts)

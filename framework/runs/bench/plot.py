@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from framework.errors import ConfigError
+from framework.runs.bench.report import machine
 
 if TYPE_CHECKING:
     from framework.runs.bench.report import Report
@@ -41,8 +43,7 @@ def plot(report: Report, parts: Sequence[str]) -> str:
     body = [_text(LEFT, 30, f"bench={report.name}", size=18, weight=600), _text(LEFT, 48, _subtitle(report), SOFT, 12)]
     for number, panel in enumerate(panels):
         body.append(f"<g transform='translate(0 {TOP + number * PANEL_HEIGHT})'>{''.join(panel)}</g>")
-    machine = report.as_json()["machine"]
-    body.append(_text(LEFT, height - 32, ", ".join(machine.values()), SOFT, 11))
+    body.append(_text(LEFT, height - 32, ", ".join(machine().values()), SOFT, 11))
     body.append(_text(LEFT, height - 14, _shortened(report.command, 96), SOFT, 11))
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH}' height='{height}' viewBox='0 0 {WIDTH} {height}'>"
@@ -110,7 +111,7 @@ def _bars(report: Report, parts: Sequence[str]) -> list[str]:
     rounds = [[one.figures.get(name, 0.0) for name in parts] for one in report.rounds]
     limit, step = _scale(max(map(sum, rounds)))
     across = _Axis(LEFT + 14, WIDTH - RIGHT, limit)
-    shapes = [_text(LEFT, 20, "seconds, part by part, a bar a round", INK, 13, 600)]
+    shapes = [_text(LEFT, 20, f"part by part in {report.units[parts[0]]}, a bar a round", INK, 13, 600)]
     bottom = PANEL_HEIGHT - 66
     for count in range(round(limit / step) + 1):
         x = across(count * step)
@@ -119,7 +120,7 @@ def _bars(report: Report, parts: Sequence[str]) -> list[str]:
     for number, values in enumerate(rounds):
         y, start = 40 + number * (height + 4), 0.0
         shapes.append(_text(LEFT + 4, y + height / 2 + 4, str(number + 1), SOFT, 11, anchor="end"))
-        for value, colour in zip(values, COLOURS, strict=False):
+        for value, colour in zip(values, cycle(COLOURS), strict=False):
             box = f"x='{across(start):.1f}' y='{y:.1f}' width='{across(start + value) - across(start):.1f}'"
             shapes.append(f"<rect {box} height='{height:.1f}' fill='{colour}'/>")
             start += value
@@ -128,7 +129,7 @@ def _bars(report: Report, parts: Sequence[str]) -> list[str]:
 
 def _legend(report: Report, parts: Sequence[str], y: float) -> list[str]:
     medians, shapes, x = report.medians(), [], float(LEFT)
-    for name, colour in zip(parts, COLOURS, strict=False):
+    for name, colour in zip(parts, cycle(COLOURS), strict=False):
         label = f"{name} {medians.get(name, 0.0):.2f}"
         shapes += [
             f"<rect x='{x:.0f}' y='{y - 9}' width='10' height='10' fill='{colour}'/>",

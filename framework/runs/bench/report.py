@@ -90,7 +90,7 @@ class Report:
 
 
 def machine() -> dict[str, str]:
-    """What the figures depend on: processor, cores that may be used, memory, system."""
+    """What the figures depend on: processor, its cores, memory, system."""
     threads = "torch" in sys.modules and sys.modules["torch"].get_num_threads()
     return {
         "processor": _processor(),
