@@ -64,7 +64,10 @@ CONTRACTS = (
 )
 TESTING = (
     Part("Models with known logits", "framework/testing/crafted.py", ()),
+    Part("Checks", "framework/testing/checking.py", ()),
     Part("Sampler stages", "framework/testing/stages.py", ()),
+    Part("Sampler stages over whole requests", "framework/testing/stage_courses.py", ()),
+    Part("Cases, contexts and rows of stages", "framework/testing/stage_bench.py", ()),
     Part("Attention", "framework/testing/attention.py", ()),
     Part("KV connectors", "framework/testing/connector.py", ()),
     Part("Faults of a KV connector", "framework/testing/fault_options.py", ()),

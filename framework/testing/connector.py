@@ -37,8 +37,8 @@ class ConnectorCase:
     def name(self) -> str:
         return str(self.target.__name__)
 
-    def engine(self, options: Any, ctx: ConnectorContext = CONTEXT, **limits: Any) -> ConnectorEngine:
-        return ConnectorEngine(self.target(options, ctx), **limits)
+    def engine(self, options: Any, **limits: Any) -> ConnectorEngine:
+        return ConnectorEngine(self.target(options, CONTEXT), **limits)
 
 
 def check_second_engine_takes_what_the_first_one_stored(case: ConnectorCase) -> None:

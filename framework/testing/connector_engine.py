@@ -72,7 +72,6 @@ class ConnectorEngine:
         *,
         num_blocks: int = 40,
         max_in_flight: int = 1,
-        max_num_seqs: int = 4,
         prefix_caching: bool = True,
     ) -> None:
         self.connector: Any = connector  # tests put functions of their own into it
@@ -80,7 +79,7 @@ class ConnectorEngine:
         ctx = SchedulerContext(
             groups=(KVGroup("full", block_size=BLOCK_SIZE),),
             num_blocks=num_blocks,
-            max_num_seqs=max_num_seqs,
+            max_num_seqs=4,
             max_num_batched_tokens=7,
             max_model_len=64,
             chunked_prefill=True,

@@ -113,10 +113,8 @@ class FaultyConnector:
 
     def step_lost(self, meta: FaultMeta) -> None:
         self._inner.step_lost(meta.inner)
-        with self._lock:
-            self._received += meta.dropped
-            self._sent += meta.silent
-        meta.inner, meta.dropped, meta.silent = None, [], []
+        self._report(meta)
+        meta.inner = None
 
     def _end(self, request: Request, blocks: Blocks, is_preempted: bool) -> bool:
         stay = self._stays.pop(request.lease)
@@ -156,11 +154,9 @@ class FaultyConnector:
 
     def start_load(self, meta: FaultMeta) -> None:
         self._inner.start_load(meta.inner)
-        with self._lock:
-            self._received += meta.dropped
-            self._sent += meta.silent
+        self._report(meta)
         self._poison(meta.spoilt)
-        meta.spoilt, meta.dropped, meta.silent = [], [], []
+        meta.spoilt = []
 
     def wait_layer(self, layer: int) -> None:
         self._inner.wait_layer(layer)
@@ -190,6 +186,13 @@ class FaultyConnector:
 
     def close(self) -> None:
         self._inner.close()
+
+    def _report(self, meta: FaultMeta) -> None:
+        """Puts what a step's metadata says of dropped loads and silent stays among the reports, once."""
+        with self._lock:
+            self._received += meta.dropped
+            self._sent += meta.silent
+        meta.dropped, meta.silent = [], []
 
     def _out_of_order(self, reports: list[int]) -> list[int]:
         """Takes all reports out of the list; with `reorder` some of them, the last ones first."""

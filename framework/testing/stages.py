@@ -1,164 +1,56 @@
 """The contract suite of sampler stages: what every stage must do, whoever wrote it, in checks that need no model.
 
-A `StageCase` says how to build the stage and which parameters want it; each function of `CHECKS` takes a case and
-raises AssertionError, naming the stage, when a duty of `framework.interfaces.SamplerStage` is broken. Called by tests.
+Each function of `CHECKS` takes a `StageCase` and raises AssertionError, naming the stage, when a duty of
+`framework.interfaces.SamplerStage` is broken. Here are the checks of single calls; `stage_courses` has those of whole
+requests, `stage_engine` those of an engine. Called by `run=check` and by tests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from framework.batch import Field, NewRequest, Rows
-from framework.interfaces import Capabilities, StageContext, StageSpec
+from framework.batch import NewRequest, Rows
+from framework.interfaces import Capabilities, StageSpec
 from framework.request import SamplingParams
 from framework.sampling.deployed import Deployed
 from framework.sampling.groups import best
 from framework.sampling.interval import inside, open_interval
 from framework.sampling.pipeline import SamplerPipeline
-from framework.worker.pooled_column import PooledColumn
+from framework.testing.checking import Skipped, assert_all
+from framework.testing.stage_bench import (
+    NUM_ROWS,
+    VOCAB_SIZE,
+    HostColumn,
+    StageBench,
+    StageCase,
+    context,
+    draft_rows,
+    logits_of,
+    make_rows,
+    narrow_interval,
+    new_request,
+    same,
+)
+from framework.testing.stage_courses import COURSE_CHECKS
 
-VOCAB_SIZE = 300  # not a multiple of 128: the last group is short
-NUM_ROWS = 9
-MAX_LEN = 64
+__all__ = [
+    "CHECKS", "NUM_ROWS", "VOCAB_SIZE", "HostColumn", "StageCase", "check_stage", "context", "draft_rows", "make_rows",
+    "new_request",
+]  # fmt: skip
 
-
-@dataclass(frozen=True)
-class StageCase:
-    """wanting: parameters that use the stage, at least two different ones; plain: parameters that do not.
-
-    Among the plain ones is a greedy request by default: nothing is drawn for it, whatever else it asks for.
-    """
-
-    target: Any
-    wanting: tuple[SamplingParams, ...]
-    plain: tuple[SamplingParams, ...] = (SamplingParams(), SamplingParams(temperature=0))
-    options: Any = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return str(self.target.spec.name)
-
-
-class HostColumn:
-    """A declared field outside of an engine: the host mirror and the tensor share their memory."""
-
-    def __init__(self, declared: Field, num_rows: int):
-        shape = (num_rows,) if declared.width == 1 else (num_rows, declared.width)
-        self.np: NDArray[Any] = np.full(shape, declared.init, declared.dtype)
-        shared = self.np.view(np.int64) if declared.dtype == "uint64" else self.np
-        self.dev = torch.from_numpy(shared)
+IN_PLACE = ("mask", "elementwise")
+JUNK: tuple[Any, ...] = (object(), float("nan"))
+"""Values that are no parameter of anything."""
 
 
-def context(spec: StageSpec, vocab_size: int = VOCAB_SIZE, num_rows: int = NUM_ROWS) -> StageContext:
-    """A StageContext over host columns, for stages and pipelines that run outside of an engine."""
-    device = torch.get_default_device()
-    columns = {f.name: _column(f.sized(vocab_size), num_rows) for f in spec.fields}
-    token_ids = torch.zeros(num_rows, MAX_LEN, dtype=torch.int32)
-    return StageContext(device, vocab_size, num_rows, num_rows, (), columns.__getitem__, token_ids)
-
-
-def _column(declared: Field, num_rows: int) -> Any:
-    if not declared.pooled:
-        return HostColumn(declared, num_rows)
-    slots = HostColumn(Field(declared.name, "int32"), num_rows)
-    return HostPool(declared, slots, getattr(torch, declared.dtype), torch.get_default_device())
-
-
-class HostPool(PooledColumn):
-    """A pooled field outside of an engine: a place is on its device as soon as it is filled in."""
-
-    def take(self, req_idx: int) -> NDArray[Any]:
-        super().take(req_idx)
-        self.apply()
-        filled: NDArray[Any] = self.dev[int(self.slot[req_idx])].numpy()
-        return filled
-
-
-def new_request(req_idx: int, params: SamplingParams, seed: int = 0) -> NewRequest:
-    """A request of three prompt tokens."""
-    return NewRequest(req_idx, f"request-{req_idx}", np.array([1, 2, 3], np.int32), 3, 0, params, seed)
-
-
-def make_rows(
-    req_idx: Sequence[int], seeds: Sequence[int] | None = None, positions: Sequence[int] | None = None
-) -> Rows:
-    """Logits rows of these table rows without drafts; a row's seed and position follow from its req_idx by default."""
-    seeds = [1000 + i for i in req_idx] if seeds is None else seeds
-    positions = [3 + i for i in req_idx] if positions is None else positions
-    count = len(req_idx)
-    return Rows(
-        req_idx=torch.tensor(req_idx, dtype=torch.int64),
-        offset=torch.zeros(count, dtype=torch.int32),
-        position=torch.tensor(positions, dtype=torch.int64),
-        seed=torch.tensor(seeds, dtype=torch.int64),
-        drafts=torch.zeros(count, 0, dtype=torch.int64),
-        num_drafts=torch.zeros(count, dtype=torch.int32),
-        req_idx_np=np.array(req_idx, np.int32),
-    )
-
-
-class _Bench:
-    """One stage over a small table, driven as a pipeline drives it."""
-
-    def __init__(self, case: StageCase):
-        self.spec: StageSpec = case.target.spec
-        self.ctx = context(self.spec)
-        self.stage = case.target(case.options, self.ctx)
-        self.deployed = Deployed(self.spec.name, self.spec, self.stage, self.ctx, 1)
-
-    def add(self, req_idx: int, params: SamplingParams) -> None:
-        if self.stage.wants(params):
-            self.stage.add_request(req_idx, params, new_request(req_idx, params))
-        else:
-            self.deployed.reset_row(req_idx)
-
-    def commit(self, rows: Rows, token: int = 5) -> None:
-        """Tells the stage that each row took `token`."""
-        count = len(rows.req_idx)
-        self.stage.commit(rows, torch.full((count, 1), token), torch.ones(count, dtype=torch.int32))
-
-    def run(self, logits: Tensor, rows: Rows, narrow: bool = False) -> Tensor:
-        """What the stage makes of the rows, one result a row; arguments are copied first."""
-        logits = logits.clone()
-        if self.spec.kind in ("mask", "elementwise"):
-            self.stage.apply(logits, rows)
-            return logits
-        lo, hi = _narrow(logits) if narrow else open_interval(len(logits), logits.device)
-        if self.spec.kind == "threshold":
-            return torch.stack(self.stage.bounds(logits, rows, lo, hi), 1)
-        if self.spec.kind == "select":
-            chosen: Tensor = self.stage.select(logits, rows, lo, hi)
-            return chosen
-        self.stage.observe(logits, logits, rows, best(logits)[1])
-        return logits
-
-
-def _narrow(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """An interval that leaves out the best tokens and the worst."""
-    values = logits.sort(-1, descending=True).values
-    return values[:, 150].clone(), values[:, 5].clone()
-
-
-def _logits(count: int) -> Tensor:
-    """[count, V] with equal logits, masked tokens and a flat row."""
-    generator = torch.Generator().manual_seed(7)
-    logits = torch.randn(count, VOCAB_SIZE, generator=generator) * 3
-    logits[:, 10] = logits[:, 200] = logits.amax(-1)
-    logits[:, 20:40] = float("-inf")
-    logits[count - 1] = 0.5
-    return logits
-
-
-def _filled(case: StageCase) -> tuple[_Bench, list[int], list[int]]:
+def _filled(case: StageCase) -> tuple[StageBench, list[int], list[int]]:
     """(bench, table rows that want the stage, rows that do not), mixed over rows 1 to 8."""
-    bench = _Bench(case)
+    bench = StageBench(case)
     wanting, plain = [1, 3, 4, 6, 8], [2, 5, 7]
     for place, row in enumerate(wanting):
         bench.add(row, case.wanting[place % len(case.wanting)])
@@ -167,16 +59,14 @@ def _filled(case: StageCase) -> tuple[_Bench, list[int], list[int]]:
     return bench, wanting, plain
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    """Bit for bit, NaN included."""
-    if a.is_floating_point():
-        a, b = a.contiguous().view(torch.int32), b.contiguous().view(torch.int32)
-    return torch.equal(a, b)
+def _beginning(req_idx: Sequence[int]) -> Rows:
+    """Rows that draw the first token behind their prompt."""
+    return make_rows(req_idx, positions=[3] * len(req_idx))
 
 
 def check_wants_and_validate(case: StageCase) -> None:
     """`wants` and `validate` tell the case's parameters apart; a case that does not is no case."""
-    stage = _Bench(case).stage
+    stage = StageBench(case).stage
     for params in case.wanting:
         assert stage.wants(params), f"{case.name}: does not want {params}, which its case says it does"
         stage.validate(params)
@@ -189,65 +79,83 @@ def check_wants_and_validate(case: StageCase) -> None:
             assert not stage.wants(params), f"{case.name}: wants {params}, so every request pays for it"
 
 
+def check_bad_parameters_are_refused(case: StageCase) -> None:
+    """What no parameter can be is a ValueError of `validate`, at admission: nothing is accepted and ignored."""
+    names, stage = case.target.spec.extra_args, StageBench(case).stage
+    if not names:
+        raise Skipped("the stage takes no extra_args")
+    for name in names:
+        for junk in JUNK:
+            try:
+                stage.validate(SamplingParams(extra_args={case.name: {name: junk}}))
+            except ValueError:
+                continue
+            except Exception as error:
+                raise AssertionError(
+                    f"{case.name}: validate raises {type(error).__name__} for extra_args {name}={junk!r};"
+                    " ValueError refuses a request, anything else is taken for a bug of the stage"
+                ) from error
+            raise AssertionError(f"{case.name}: validate accepts extra_args {name}={junk!r}")
+
+
 def check_reused_row_keeps_nothing(case: StageCase) -> None:
     """A row that served one request gives the next one exactly what a fresh row gives."""
-    logits, rows = _logits(1), make_rows([1])
+    logits = logits_of(1)
     for after in (*case.wanting, *case.plain):
-        fresh, used = _Bench(case), _Bench(case)
+        fresh, used = StageBench(case), StageBench(case)
         for before in case.wanting:
             used.add(1, before)
-            used.run(logits, rows)
-            used.commit(rows)
+            used.step([1], logits, [5])
         fresh.add(1, after)
         used.add(1, after)
         for one in fresh.spec.fields:
-            new, old = (bench.ctx.column(one.name).np[1] for bench in (fresh, used))
-            assert np.array_equal(new, old), f"{case.name}: field '{one.name}' keeps an old value"
+            if not one.pooled:
+                new, old = (bench.ctx.column(one.name).np[1] for bench in (fresh, used))
+                assert np.array_equal(new, old), f"{case.name}: field '{one.name}' keeps an old value"
         for _ in range(2):  # the second time with what the first token of the row has left
-            assert _same(fresh.run(logits, rows), used.run(logits, rows)), f"{case.name}: a reused row keeps something"
-            fresh.commit(rows, 7)
-            used.commit(rows, 7)
+            new, old = (bench.step([1], logits, [7]) for bench in (fresh, used))
+            assert same(new, old), f"{case.name}: a reused row keeps something"
 
 
 def check_shuffled_batch(case: StageCase) -> None:
     """Permuting the rows of a batch permutes the results, bit for bit, under open and narrow intervals."""
     bench, _, _ = _filled(case)
     req_idx, order = list(range(1, NUM_ROWS)), [5, 2, 7, 0, 3, 6, 1, 4]
-    logits = _logits(len(req_idx))
+    logits = logits_of(len(req_idx))
     for narrow in (False, True):
-        straight = bench.run(logits, make_rows(req_idx), narrow)
-        shuffled = bench.run(logits[order], make_rows([req_idx[i] for i in order]), narrow)
-        assert _same(straight[order], shuffled), f"{case.name}: results follow the place in the batch, not the row"
+        straight = bench.run(logits, _beginning(req_idx), narrow)
+        shuffled = bench.run(logits[order], _beginning([req_idx[i] for i in order]), narrow)
+        assert same(straight[order], shuffled), f"{case.name}: results follow the place in the batch, not the row"
 
 
 def check_neighbours_change_nothing(case: StageCase) -> None:
     """A row alone gives, bit for bit, what it gives among others, even when a neighbour's logits are no numbers."""
     bench, _, _ = _filled(case)
     req_idx = list(range(1, NUM_ROWS))
-    logits = _logits(len(req_idx))
-    together = bench.run(logits, make_rows(req_idx))
+    logits = logits_of(len(req_idx))
+    together = bench.run(logits, _beginning(req_idx))
     broken = logits.clone()
     broken[2], broken[5] = float("-inf"), float("nan")
-    beside = bench.run(broken, make_rows(req_idx))
+    beside = bench.run(broken, _beginning(req_idx))
     for place, row in enumerate(req_idx):
-        alone = bench.run(logits[place : place + 1], make_rows([row]))
-        assert _same(alone, together[place : place + 1]), f"{case.name}: a neighbour changes row {row}"
+        alone = bench.run(logits[place : place + 1], _beginning([row]))
+        assert same(alone, together[place : place + 1]), f"{case.name}: a neighbour changes row {row}"
         if place not in (2, 5):
-            assert _same(alone, beside[place : place + 1]), f"{case.name}: a faulty neighbour changes row {row}"
+            assert same(alone, beside[place : place + 1]), f"{case.name}: a faulty neighbour changes row {row}"
 
 
 def check_plain_rows_pass_unchanged(case: StageCase) -> None:
     """Rows that do not want the stage leave it bit-equal, after a commit too; so does a table of neutral values."""
-    if case.target.spec.kind == "select":
-        return
+    _not_for_select(case)
     bench, _, plain = _filled(case)
-    for one, req_idx in ((bench, plain), (_Bench(case), list(range(NUM_ROWS)))):
-        logits, rows = _logits(len(req_idx)), make_rows(req_idx)
+    for one, req_idx in ((bench, plain), (StageBench(case), list(range(NUM_ROWS)))):
+        logits, rows = logits_of(len(req_idx)), _beginning(req_idx)
         for narrow in (False, True):
             before = logits
             if bench.spec.kind == "threshold":
-                before = torch.stack(_narrow(logits) if narrow else open_interval(len(logits), logits.device), 1)
-            assert _same(one.run(logits, rows, narrow), before), f"{case.name}: changes a row that did not want it"
+                interval = narrow_interval(logits) if narrow else open_interval(len(logits), logits.device)
+                before = torch.stack(interval, 1)
+            assert same(one.run(logits, rows, narrow), before), f"{case.name}: changes a row that did not want it"
             one.commit(rows)  # neighbours want the stage, so that it hears of these rows as well
 
 
@@ -255,43 +163,89 @@ def check_second_call_is_equal(case: StageCase) -> None:
     """A step changes no state before `commit`, and a stage writes only into what its kind may change."""
     bench, _, _ = _filled(case)
     req_idx = list(range(1, NUM_ROWS))
-    logits, rows = _logits(len(req_idx)), make_rows(req_idx)
-    assert _same(bench.run(logits, rows), bench.run(logits, rows)), f"{case.name}: a second call gives another result"
-    if bench.spec.kind in ("threshold", "select"):
-        own, (lo, hi) = logits.clone(), _narrow(logits)
-        lo_before, hi_before = lo.clone(), hi.clone()
+    logits, rows = logits_of(len(req_idx)), _beginning(req_idx)
+    assert same(bench.run(logits, rows), bench.run(logits, rows)), f"{case.name}: a second call gives another result"
+    if bench.spec.kind in IN_PLACE:
+        return
+    own, (lo, hi) = logits.clone(), narrow_interval(logits)
+    lo_before, hi_before = lo.clone(), hi.clone()
+    if bench.spec.kind == "observe":
+        bench.stage.observe(own, own, rows, best(own)[1])
+    else:
         call = bench.stage.bounds if bench.spec.kind == "threshold" else bench.stage.select
         call(own, rows, lo, hi)
-        assert _same(own, logits), f"{case.name}: writes into the logits, which a {bench.spec.kind} stage must not"
-        assert _same(lo, lo_before) and _same(hi, hi_before), f"{case.name}: writes into the interval it was given"
+    kind = bench.spec.kind
+    assert same(own, logits), f"{case.name}: writes into the logits, which a stage of kind {kind} must not"
+    assert same(lo, lo_before) and same(hi, hi_before), f"{case.name}: writes into the interval it was given"
 
 
 def check_kept_set(case: StageCase) -> None:
     """Nothing masked or outside of the interval comes back, and no row that has a token loses its last one."""
     bench, _, _ = _filled(case)
     req_idx = list(range(1, NUM_ROWS))
-    logits, rows = _logits(len(req_idx)), make_rows(req_idx)
-    if bench.spec.kind in ("mask", "elementwise") and bench.deployed.keeps("kept_set"):
+    logits, rows = logits_of(len(req_idx)), _beginning(req_idx)
+    if bench.spec.kind in IN_PLACE and bench.deployed.keeps("kept_set"):
         out = bench.run(logits, rows)
         assert bool((out[logits == -torch.inf] == -torch.inf).all()), f"{case.name}: lets a masked token in"
-    lo, hi = _narrow(logits)
+    lo, hi = narrow_interval(logits)
     if bench.spec.kind == "threshold":
         new_lo, new_hi = bench.run(logits, rows, narrow=True).unbind(1)
         assert bool((new_lo >= lo).all() and (new_hi <= hi).all()), f"{case.name}: widens the interval"
         kept = (inside(logits, new_lo, new_hi) > -torch.inf).sum(-1)
         assert bool((kept > 0).all()), f"{case.name}: empties a row"
     if bench.spec.kind == "select":
-        picked = logits.gather(1, bench.run(logits, rows, narrow=True).unsqueeze(1)).squeeze(1)
+        ids = bench.run(logits, rows, narrow=True)
+        assert bool(((ids >= 0) & (ids < VOCAB_SIZE)).all()), f"{case.name}: picks an id that is no token"
+        picked = logits.gather(1, ids.unsqueeze(1)).squeeze(1)
         assert bool(((picked >= lo) & (picked <= hi)).all()), f"{case.name}: picks a token outside of the interval"
+
+
+def check_masked_tokens_never_become_nan(case: StageCase) -> None:
+    """-inf stays a number that compares: a masked token, a row of which one token is left, a row of which none is."""
+    bench, _, _ = _filled(case)
+    req_idx = list(range(1, NUM_ROWS))
+    logits = logits_of(len(req_idx))
+    logits[1, 1:], logits[4, :-1] = float("-inf"), float("-inf")
+    if bench.spec.kind in IN_PLACE and not bench.deployed.keeps("argmax"):  # else the row's fault is known before it
+        logits[2], logits[3] = float("-inf"), float("-inf")
+    out = bench.run(logits, _beginning(req_idx))
+    if out.is_floating_point():
+        where = out.isnan().nonzero()
+        assert not len(where), f"{case.name}: makes NaN of -inf, at {where[0].tolist()} of its result"
+    if bench.spec.kind == "select":
+        assert out[[1, 4]].tolist() == [0, VOCAB_SIZE - 1], f"{case.name}: picks a masked token where one is left"
+
+
+def check_results_have_their_shape(case: StageCase) -> None:
+    """Intervals are float32 [L], ids int64 [L], and logits stay where they are: nothing is broadcast later."""
+    bench, _, _ = _filled(case)
+    logits, rows = logits_of(2), _beginning([1, 2])
+    if bench.spec.kind in IN_PLACE:
+        assert bench.stage.apply(logits, rows) is None, f"{case.name}: apply returns something, which nobody reads"
+    elif bench.spec.kind == "threshold":
+        for bound in bench.stage.bounds(logits, rows, *narrow_interval(logits)):
+            assert (bound.dtype, bound.shape) == (torch.float32, (2,)), (
+                f"{case.name}: bounds gives {bound.dtype} {list(bound.shape)}, float32 [2] is wanted for two rows"
+            )
+    elif bench.spec.kind == "select":
+        ids = bench.stage.select(logits, rows, *open_interval(2, logits.device))
+        assert (ids.dtype, ids.shape) == (torch.int64, (2,)), (
+            f"{case.name}: select gives {ids.dtype} {list(ids.shape)}, int64 [2] is wanted for two rows"
+        )
+    else:
+        payload = bench.stage.observe(logits, logits, rows, best(logits)[1])
+        bench.stage.collect(payload)
 
 
 def check_argmax(case: StageCase) -> None:
     """A stage that declares to keep `argmax` leaves the best token the best."""
     bench, _, _ = _filled(case)
     if not bench.deployed.keeps("argmax"):
-        return
+        raise Skipped("the stage does not declare to keep 'argmax'")
+    if bench.spec.kind == "observe":
+        raise Skipped("an observer changes no logits")
     req_idx = list(range(1, NUM_ROWS))
-    logits, rows = _logits(len(req_idx)), make_rows(req_idx)
+    logits, rows = logits_of(len(req_idx)), _beginning(req_idx)
     top, ids = best(logits)
     out = bench.run(logits, rows)
     if bench.spec.kind == "select":
@@ -305,9 +259,8 @@ def check_argmax(case: StageCase) -> None:
 
 def check_unused_stage_costs_nothing(case: StageCase) -> None:
     """A pipeline whose rows do not want the stage does not call it in a step."""
-    if case.target.spec.kind == "select":
-        return
-    bench = _Bench(case)
+    _not_for_select(case)
+    bench = StageBench(case)
     counted = _Counted(bench.stage)
     ctx = context(_AnyToken.spec)
     ours = Deployed(bench.spec.name, bench.spec, counted, bench.ctx, 1)
@@ -317,13 +270,18 @@ def check_unused_stage_costs_nothing(case: StageCase) -> None:
         pipeline.add_request(row, params, new_request(row, params))
     for wanted in (False, True):  # the second round shows that the count is not blind
         counted.calls.clear()
-        rows = make_rows([1, 2])
-        result = pipeline.sample(_logits(2), rows)
+        rows = _beginning([1, 2])
+        result = pipeline.sample(logits_of(2), rows)
         pipeline.commit(rows, result.ids.unsqueeze(1), torch.ones(2, dtype=torch.int32))
         assert bool(counted.calls) == wanted, (
             f"{case.name}: called {counted.calls} in a step whose rows want it: {wanted}"
         )
         pipeline.add_request(1, case.wanting[0], new_request(1, case.wanting[0]))
+
+
+def _not_for_select(case: StageCase) -> None:
+    if case.target.spec.kind == "select":
+        raise Skipped("every request needs the select stage")
 
 
 class _Counted:
@@ -345,7 +303,7 @@ class _AnyToken:
 
     spec: ClassVar[StageSpec] = StageSpec("any", kind="select", caps=Capabilities(keeps=frozenset({"kept_set"})))
 
-    def __init__(self, options: Mapping[str, Any], ctx: StageContext):
+    def __init__(self, options: Mapping[str, Any], ctx: Any):
         """Keeps nothing."""
 
     def wants(self, params: SamplingParams) -> bool:
@@ -366,18 +324,21 @@ class _AnyToken:
 
 CHECKS = (
     check_wants_and_validate,
+    check_bad_parameters_are_refused,
     check_reused_row_keeps_nothing,
     check_shuffled_batch,
     check_neighbours_change_nothing,
     check_plain_rows_pass_unchanged,
     check_second_call_is_equal,
     check_kept_set,
+    check_masked_tokens_never_become_nan,
+    check_results_have_their_shape,
     check_argmax,
     check_unused_stage_costs_nothing,
+    *COURSE_CHECKS,
 )
 
 
 def check_stage(case: StageCase) -> None:
-    """Runs every check on the case."""
-    for check in CHECKS:
-        check(case)
+    """Runs every check on the case; what does not apply to it is left out."""
+    assert_all(CHECKS, case)
