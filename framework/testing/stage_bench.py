@@ -60,7 +60,7 @@ class HostColumn:
         self.np: NDArray[Any] = np.full(shape, declared.init, declared.dtype)
         shared = self.np.view(np.int64) if declared.dtype == "uint64" else self.np
         self._host = torch.from_numpy(shared)
-        self.dev = self._host.to(device or "cpu")
+        self.dev = self._host if device is None else self._host.to(device)
 
     def send(self, req_idx: int) -> None:
         """Brings the row to the device, as an admission does."""
@@ -79,7 +79,7 @@ class HostPool(PooledColumn):
     def take(self, req_idx: int) -> NDArray[Any]:
         """On the host a place is there as soon as it is filled in; elsewhere `send` brings it."""
         filled = super().take(req_idx)
-        if self.dev.device.type != "cpu":
+        if self.dev.device != torch.get_default_device():
             return filled
         self.apply()
         shared: NDArray[Any] = self.dev[int(self.slot[req_idx])].numpy()
@@ -180,7 +180,7 @@ class StageBench:
     """
 
     def __init__(self, case: StageCase, *, nonsense: int = 0, device: torch.device | None = None):
-        self.case, self.device = case, device or torch.device("cpu")
+        self.case, self.device = case, device or torch.get_default_device()
         self.spec: StageSpec = case.target.spec
         self.ctx = context(self.spec, eos_token_ids=case.eos_token_ids, encode=case.encode, device=self.device)
         self.held: dict[int, Held] = {}
