@@ -149,7 +149,7 @@ def _built_lines(built: Sequence[Reason]) -> list[str]:
 
     if not built:
         known = f"Known once the engine is built, with run.build=true: {', '.join(WHEN_BUILT)}"
-        return list(paragraph(known, terminal_width()))
+        return paragraph(known, terminal_width())
     rows = [("what", "value", "why"), *((r.key, _text(r.value), r.why) for r in built)]
     return [title("The engine as it was built"), *table(rows, terminal_width(), "  ")]
 
@@ -162,7 +162,7 @@ def _text(value: Any) -> str:
 
 
 def _jsonable(value: Any) -> Any:
-    return list(value) if isinstance(value, frozenset | set | tuple) else getattr(value, "value", None) or str(value)
+    return list(value) if isinstance(value, frozenset | set) else getattr(value, "value", None) or str(value)
 
 
 def _report(

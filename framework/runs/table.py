@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 GAP = "  "
 LEAST = 24
@@ -62,6 +62,6 @@ def title(text: str) -> str:
     return text if plain else f"\x1b[1m{text}\x1b[0m"
 
 
-def paragraph(text: str, width: int | None, indent: str = "") -> Iterable[str]:
+def paragraph(text: str, width: int | None, indent: str = "") -> list[str]:
     """Lines of a text, indented."""
     return [indent + piece for piece in wrapped(text, None if width is None else width - columns_of(indent))]
