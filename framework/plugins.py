@@ -272,6 +272,10 @@ class Registry:
         near = did_you_mean(name, names)
         raise PluginError(f"{kind}={as_typed(name)}: no installed plugin provides it.{near} {self._installed(names)}")
 
+    def label(self, spec: ComponentSpec) -> str:
+        """`executor 'slow' of acme 1.2`, as messages call a component."""
+        return f"{spec.kind} '{spec.name}' of {spec.dist} {self.versions.get(spec.dist, '')}".rstrip()
+
     def load_target(self, kind: str, name: str) -> Any:
         """The component itself, imported now.
 
@@ -416,10 +420,10 @@ class Registry:
             if missing.partition(".")[0] == module_name.partition(".")[0]:
                 raise  # a part of its own is missing: the plugin's bug, whose trace is worth keeping
             hint = f"Install it with: pip install '{spec.dist}[{spec.extra}]'" if spec.extra else "Install that module"
-            raise PluginError(f"{_label(spec)} needs the module {missing!r}. {hint}") from error
+            raise PluginError(f"{self.label(spec)} needs the module {missing!r}. {hint}") from error
         for part in attribute.split("."):
             if not hasattr(value, part):
-                raise PluginError(f"{_label(spec)} points at {target!r}, which is not there")
+                raise PluginError(f"{self.label(spec)} points at {target!r}, which is not there")
             value = getattr(value, part)
         return value
 
@@ -499,10 +503,6 @@ def _wrong_field(spec: ComponentSpec) -> str | None:
         if not is_right:
             return f"announces {spec.kind}/{spec.name} with {name}={getattr(spec, name)!r}, which must be {what}"
     return None
-
-
-def _label(spec: ComponentSpec) -> str:
-    return f"{spec.kind} '{spec.name}' of {spec.dist}"
 
 
 def _impls(manager: pluggy.PluginManager, hook: str) -> list[pluggy.HookImpl]:

@@ -23,7 +23,7 @@ def culprit(error: BaseException, plugins: Registry) -> str | None:
     if not known or owners[known[0]].dist == OURS:
         return None
     spec = _announced_class(frames, plugins) or owners[known[0]]
-    return f"{spec.kind} '{spec.name}' of {spec.dist} {plugins.versions.get(spec.dist, '')}".rstrip()
+    return plugins.label(spec)
 
 
 def _package(dotted: str) -> str:

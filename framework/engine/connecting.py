@@ -26,8 +26,7 @@ def connector_of(
     if part is None:
         return NoConnector()
     ctx = ConnectorContext(kv_identity(choice, specs), choice.block_size, len(groups), block_bytes)
-    dist = plugins.spec("kv_connector", part.name).dist
-    label = f"kv_connector '{part.name}' of {dist} {plugins.versions.get(dist, '?')}"
+    label = plugins.label(plugins.spec("kv_connector", part.name))
     return GuardedConnector(part.target(part.options, ctx), label, choice.block_size)
 
 

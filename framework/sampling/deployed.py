@@ -79,8 +79,8 @@ def deploy(config: StageConfig, index: int, registry: Registry, ctx_factory: Con
         stage = target(_options(config, registry), ctx)
     except ValueError as error:
         raise ConfigError(f"sampler.stages.{config.key}: {error}") from error
-    origin = f"'{config.name}' of {registry.spec('stage', config.name).dist}"
-    guarded = GuardedStage(stage, config.key, origin, (*ALWAYS, *METHODS[spec.kind]))
+    label = registry.label(registry.spec("stage", config.name))
+    guarded = GuardedStage(stage, config.key, label, (*ALWAYS, *METHODS[spec.kind]))
     return Deployed(config.key, spec, guarded, ctx, 1 << index)
 
 

@@ -15,11 +15,11 @@ from framework.errors import FrameworkError, StageError, class_and_text
 class GuardedStage:
     """`stage` with its `methods` guarded; everything else is the stage's own.
 
-    key: its name in `sampler.stages`; origin: plugin and distribution as messages call them, "'bias' of acme".
+    key: its name in `sampler.stages`; label: as `Registry.label` calls its plugin.
     """
 
-    def __init__(self, stage: Any, key: str, origin: str, methods: Sequence[str]) -> None:
-        self._stage, self._key, self._origin = stage, key, origin
+    def __init__(self, stage: Any, key: str, label: str, methods: Sequence[str]) -> None:
+        self._stage, self._key, self._label = stage, key, label
         for name in methods:
             setattr(self, name, self._guarded(name, getattr(stage, name)))
 
@@ -41,6 +41,6 @@ class GuardedStage:
         return guarded
 
     def _error(self, name: str, args: tuple[Any, ...], error: Exception) -> StageError:
-        who = f"sampler stage '{self._key}' (plugin {self._origin})"
+        who = f"sampler stage '{self._key}' ({self._label})"
         message = f"{who} raised in {name}: {class_and_text(error)}"
         return StageError(message, self._key, args[2].request_id if name == "add_request" else None)

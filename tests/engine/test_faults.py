@@ -141,7 +141,7 @@ def test_stage_that_raises_in_a_step_ends_the_requests_that_use_it_alone(engine,
     for name in "cd":
         assert found[name].outputs[0].finish_reason == "error"
         assert found[name].error == (
-            f"sampler stage 'fragile' (plugin 'fragile' of acme) raised in {method}: ZeroDivisionError: in {method}"
+            f"sampler stage 'fragile' (stage 'fragile' of acme 1.2) raised in {method}: ZeroDivisionError: in {method}"
         )
     assert_drained(engine)
 
@@ -162,7 +162,7 @@ def test_stage_that_raises_for_a_request_that_arrives_ends_that_request_alone(en
 
 def test_stage_that_raises_at_validation_refuses_the_request_by_name(engine):
     Bug.method = "validate"
-    with pytest.raises(PluginError, match=r"stage 'fragile' \(plugin 'fragile' of acme\) raised in validate: Zero"):
+    with pytest.raises(PluginError, match=r"stage 'fragile' \(stage 'fragile' of acme 1\.2\) raised in validate: Zero"):
         engine.add_request("a", [4], params(fragile=True))
     assert not engine.has_unfinished_requests()
 

@@ -145,7 +145,7 @@ def test_announced_observer_is_built_once_when_the_bus_is_asked_for(announced, m
     ("target", "reason"),
     [
         ("observers:Breaks", "RuntimeError: no disk"),
-        ("observers:Absent", "observer 'x' of ? points at 'observers:Absent', which is not there"),
+        ("observers:Absent", "observer 'x' of ? ? points at 'observers:Absent', which is not there"),
         ("absent_module:X", "No module named 'absent_module'"),
         ("observers:Deaf", "has none of the methods on_request_added, on_step_end, on_step, on_request_finished"),
         ("observers:Misspelt", "has a method 'on_step_ended', but there is no such event. Did you mean 'on_step_end'?"),

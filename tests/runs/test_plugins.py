@@ -46,7 +46,7 @@ def test_component_that_does_not_load_is_broken_with_its_reason(found):
     lines = {line.split()[1]: " ".join(line.split()) for line in plugins.component_lines(found, Config())}
     assert lines["fine"].endswith("1.0 usable")
     assert lines["raises"].endswith("broken: RuntimeError: libshaky is too old")
-    assert "broken: stage 'lacks' of ? needs the module 'xgrammar'. Install it with: pip install" in lines["lacks"]
+    assert "broken: stage 'lacks' of ? ? needs the module 'xgrammar'. Install it with: pip install" in lines["lacks"]
     assert lines["gumbel"].endswith("1.0 active")
 
 
