@@ -13,8 +13,9 @@ PLUGIN_PACKAGES = {path.name for path in (ROOT / "plugins").glob("*/framework_*"
 OPEN_TO_PLUGINS = {
     "interfaces", "batch", "request", "errors", "rng", "step_ops", "scheduler", "plugins", "layers", "testing", "nulls",
 }  # fmt: skip
-ARRAY_FUNCTIONS_OF_STAGES = {"sampling.draw", "sampling.groups", "sampling.interval"}
-"""Open to plugins as well: the sampler's array functions (the keyed draw, reductions by groups, the kept interval).
+ARRAY_FUNCTIONS_OF_STAGES = {"sampling.draw", "sampling.groups", "sampling.history", "sampling.interval"}
+"""Open to plugins as well: the sampler's array functions (the keyed draw, reductions by groups, the tokens before
+a row, the kept interval).
 
 Stages of third parties need them as much as ours: else each would write the draw again, and differ in a bit. They are
 pure functions of tensors and know no pipeline. The rest of `sampling` is closed to plugins.
