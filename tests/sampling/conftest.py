@@ -33,6 +33,9 @@ class StageRegistry:
     def spec(self, kind, name):
         return ComponentSpec(kind, name, "tests:Stage")
 
+    def label(self, spec):
+        return f"{spec.kind} '{spec.name}' of tests"
+
     def load_config_class(self, spec):
         return getattr(self._targets[spec.name], "options_class", None)
 
