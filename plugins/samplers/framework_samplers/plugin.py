@@ -9,10 +9,25 @@ from framework.plugins import ComponentSpec, hookimpl
 def framework_components() -> list[ComponentSpec]:
     return [
         ComponentSpec("stage", "min_tokens", "framework_samplers.min_tokens:MinTokens"),
+        _with_options("thinking_budget", "framework_samplers.thinking_budget:ThinkingBudget", "ThinkingBudgetConfig"),
+        _with_options("dry", "framework_samplers.dry:Dry", "DryConfig"),
         ComponentSpec("stage", "temperature", "framework_samplers.temperature:Temperature"),
+        ComponentSpec("stage", "dynamic_temperature", "framework_samplers.dynamic_temperature:DynamicTemperature"),
         ComponentSpec("stage", "min_p", "framework_samplers.min_p:MinP"),
         ComponentSpec("stage", "top_k", "framework_samplers.top_k:TopK"),
         ComponentSpec("stage", "top_p", "framework_samplers.top_p:TopP"),
+        ComponentSpec("stage", "typical", "framework_samplers.typical:Typical"),
+        ComponentSpec("stage", "top_n_sigma", "framework_samplers.top_n_sigma:TopNSigma"),
+        ComponentSpec("stage", "epsilon", "framework_samplers.epsilon:Epsilon"),
+        ComponentSpec("stage", "eta", "framework_samplers.eta:Eta"),
+        _with_options("xtc", "framework_samplers.xtc:Xtc", "XtcConfig"),
         ComponentSpec("stage", "greedy", "framework_samplers.greedy:Greedy"),
         ComponentSpec("stage", "gumbel", "framework_samplers.gumbel:Gumbel"),
+        _with_options("mirostat", "framework_samplers.mirostat:Mirostat", "MirostatConfig"),
+        ComponentSpec("stage", "entropy", "framework_samplers.entropy:Entropy"),
+        _with_options("chosen_ids", "framework_samplers.chosen_ids:ChosenIds", "ChosenIdsConfig"),
     ]
+
+
+def _with_options(name: str, target: str, options: str) -> ComponentSpec:
+    return ComponentSpec("stage", name, target, config=f"framework_samplers.options:{options}")
