@@ -48,6 +48,7 @@ class ComponentSpec:
     priority  `auto` takes the usable component of the highest priority
     provides  what it serves beside its name: architectures of a model, file formats of a loader
     environment  of a backend: "package.module:function" -> {variable: value} to set before torch is imported
+    cases     "package.module:CASES" that the contract suite of its kind (`run=check`) takes: a case, or several
     dist      distribution that announced it; the registry fills it in
     """
 
@@ -61,6 +62,7 @@ class ComponentSpec:
     provides: tuple[str, ...] = ()
     environment: str | None = None
     api: tuple[int, int] = (1, 0)
+    cases: str | None = None
     dist: str = "?"
 
 
@@ -78,6 +80,7 @@ CORE_COMPONENTS = (
     ComponentSpec("run", "chat", "framework.runs.chat:run", config="framework.runs.options:ChatOptions"),
     ComponentSpec("run", "explain", "framework.runs.explain:run", config="framework.runs.options:ExplainOptions"),
     ComponentSpec("run", "bench", "framework.runs.bench:run", config="framework.runs.options:BenchOptions"),
+    ComponentSpec("run", "check", "framework.runs.check:run", config="framework.runs.options:CheckOptions"),
     *(
         ComponentSpec(
             "bench",
@@ -291,6 +294,10 @@ class Registry:
         """The dataclass of the component's options, None if it has no options."""
         return None if spec.config is None else self._import(spec, spec.config)
 
+    def load_cases(self, spec: ComponentSpec) -> Any:
+        """What the component names as the cases of its contract suite, None if it names nothing."""
+        return None if spec.cases is None else self._import(spec, spec.cases)
+
     def build_options(self, kind: str, name: str, options: Mapping[str, Any]) -> Any:
         """The first argument of the component's constructor: its config dataclass, filled, or an empty mapping.
 
@@ -390,7 +397,7 @@ class Registry:
             return f"{label} announces config={spec.config!r}, but no key sets options of an observer"
         bad = [
             text
-            for text in (spec.target, spec.config, spec.probe, spec.environment)
+            for text in (spec.target, spec.config, spec.probe, spec.environment, spec.cases)
             if text and not _TARGET.fullmatch(text)
         ]
         if bad:
@@ -493,7 +500,7 @@ def _wrong_field(spec: ComponentSpec) -> str | None:
         **{name: (_is_text(getattr(spec, name)), "a non-empty string") for name in ("kind", "name", "target")},
         **{
             name: (getattr(spec, name) is None or _is_text(getattr(spec, name)), "a non-empty string or None")
-            for name in ("config", "extra", "probe", "environment")
+            for name in ("config", "extra", "probe", "environment", "cases")
         },
         "priority": (_is_number(spec.priority), "an integer"),
         "provides": (isinstance(provides, tuple) and all(map(_is_text, provides)), "a tuple of strings"),

@@ -11,7 +11,7 @@ from framework.errors import NotBuiltError
 
 OPTIONS: dict[str, tuple[str, ...]] = {
     "backend": ("cuda", "tpu"),
-    "run": ("check", "new", "serve", "replay"),
+    "run": ("new", "serve", "replay"),
     "sampler/stage": ("grammar", "allowed_ids", "bad_words", "logit_bias", "penalties"),
 }
 KEYS = ("server",)

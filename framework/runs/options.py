@@ -25,6 +25,13 @@ class ExplainOptions:
 
 
 @dataclass(frozen=True)
+class CheckOptions:
+    """json: one JSON object instead of a report."""
+
+    json: bool = False
+
+
+@dataclass(frozen=True)
 class BenchOptions:
     """json: one JSON object instead of tables. warmup, rounds: untimed and timed passes. plot: an SVG file."""
 

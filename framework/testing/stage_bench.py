@@ -291,6 +291,11 @@ class StageBench:
         self.ctx.token_ids[req_idx] = line.to(self.device)
 
 
+def encode_words(text: str) -> list[int]:
+    """Ids of a text of words such as `w3 w7`, 0 for any other: a tokenizer for `StageCase.encode`."""
+    return [int(word[1:]) if word[1:].isdigit() else 0 for word in text.split()]
+
+
 def narrow_interval(logits: Tensor) -> tuple[Tensor, Tensor]:
     """An interval that leaves out the best tokens and the worst."""
     values = logits.sort(-1, descending=True).values

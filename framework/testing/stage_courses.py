@@ -159,7 +159,7 @@ def check_equal_runs_are_equal(case: StageCase) -> None:
         _assert_equal(case, first, second, "two equal runs differ")
 
 
-def check_seed_is_the_requests_own(case: StageCase) -> None:
+def check_each_request_draws_by_its_own_seed(case: StageCase) -> None:
     """A stage that draws takes the row's seed and position: other seeds give other tokens, and not all the same."""
     if case.target.spec.kind != "select" or "argmax" in case.target.spec.caps.keeps:
         raise Skipped("the stage does not draw")
@@ -175,7 +175,7 @@ def check_seed_is_the_requests_own(case: StageCase) -> None:
     assert len(set(drawn)) > 4, f"{case.name}: eight seeds draw {sorted(set(drawn))} of {VOCAB_SIZE} equal logits"
 
 
-def check_pools_leave_nobodys_place_alone(case: StageCase) -> None:
+def check_place_0_of_a_pool_stays_neutral(case: StageCase) -> None:
     """Place 0 of a pooled field is that of every row without one: after commits it still holds the neutral value."""
     pooled = [field for field in case.target.spec.fields if field.pooled]
     if not pooled:
@@ -291,8 +291,8 @@ COURSE_CHECKS = (
     check_history_ends_at_the_position,
     check_state_lives_in_fields,
     check_equal_runs_are_equal,
-    check_seed_is_the_requests_own,
-    check_pools_leave_nobodys_place_alone,
+    check_each_request_draws_by_its_own_seed,
+    check_place_0_of_a_pool_stays_neutral,
     check_draft_rows_see_the_drafts_before_them,
     check_commit_takes_valid_tokens_only,
     check_same_on_every_device,

@@ -40,8 +40,7 @@ WORDS = [
 ]
 
 COMMANDS = [
-    *([run] for run in ("check", "new", "serve", "replay")),
-    ["check", "stage/min_p"],
+    *([run] for run in ("new", "serve", "replay")),
 ]
 
 
