@@ -255,15 +255,20 @@ class Rows:
     req_idx_np: NDArray[np.int32]
 
 
+LogprobsRow = tuple["NDArray[np.int32]", "NDArray[np.float32]", "NDArray[np.int32]"]
+"""Token ids [m], their logprobs [m] and ranks [m]."""
+
+
 @dataclass(slots=True)
 class LogprobsColumns:
-    """Logprobs of one step on the host, one row a logits row.
+    """Logprobs of one step on the host, one row a logits row; logits in the modes that tell logits.
 
-    sampled        [L] float32 logprob of the sampled token
+    sampled        [L] float32 logprob of the sampled token, -inf for one that is masked
     rank           [L] int32, 1 + number of strictly larger logits
     top_ids        [L, k] int32 best ids in falling order, k = the most that a request of the step asked for
     top_logprobs   [L, k] float32
     top_ranks      [L, k] int32 by the logits: logprobs are rounded, and may be equal where logits are not
+    listed         {logits row: the ids that its request lists, with theirs}
     """
 
     sampled: NDArray[np.float32]
@@ -271,6 +276,16 @@ class LogprobsColumns:
     top_ids: NDArray[np.int32]
     top_logprobs: NDArray[np.float32]
     top_ranks: NDArray[np.int32]
+    listed: dict[int, LogprobsRow] = field(default_factory=dict)
+
+    def beside(self, row: int, k: int) -> LogprobsRow:
+        """What a logits row tells beside its sampled token: its k best, all that there are for -1, and those listed."""
+        width = self.top_ids.shape[1] if k < 0 else k
+        best = self.top_ids[row, :width], self.top_logprobs[row, :width], self.top_ranks[row, :width]
+        if row not in self.listed:
+            return best
+        (ids, logprobs, ranks), more = best, self.listed[row]
+        return np.append(ids, more[0]), np.append(logprobs, more[1]), np.append(ranks, more[2])
 
 
 @dataclass(slots=True)

@@ -214,7 +214,7 @@ class SamplingParams(_NamesItsFields):
     include_stop_str_in_output  leaves the stop string in the text
     logprobs                    of each token: the k best and its own; 0: its own, -1: of the whole vocabulary
     prompt_logprobs             the same for the tokens of the prompt, of which the first has none
-    logprob_token_ids           ids whose logprobs are given at each token
+    logprob_token_ids           ids whose logprobs are given at each generated token beside what logprobs asks for
     logit_bias                  {token id: number in [-100, 100]}, added to the logits
     allowed_token_ids           ids that may be drawn, at least one; None: all
     bad_words                   string or strings that are not generated
@@ -368,6 +368,11 @@ class SamplingParams(_NamesItsFields):
         return hash(tuple(v for v in values if not isinstance(v, Mapping | StructuredOutputsParams)))
 
     @property
+    def asks_logprobs(self) -> bool:
+        """Whether generated tokens come with logprobs: of the best, of the token itself, or of listed ids."""
+        return self.logprobs is not None or bool(self.logprob_token_ids)
+
+    @property
     def is_greedy(self) -> bool:
         """Whether the row is decided by argmax: temperature below 1e-5, or top_k equal to 1."""
         return self.temperature < GREEDY_TEMPERATURE or self.top_k == 1
@@ -494,8 +499,8 @@ class TokenLogprobs(Sequence[Any]):
     """A list of `{token_id: Logprob}`, one entry a token, backed by arrays; entries are built when they are read.
 
     Of a prompt the first entry is None: nothing predicts its first token.
-    Each step's row is (token id, logprob, rank, top ids [k], top logprobs [k], top ranks [k]). The sampled token is in
-    each.
+    Each step's row is (token id, logprob, rank, ids [m], logprobs [m], ranks [m]): the sampled token, then the k best
+    and those that the request lists, in which tokens may come twice.
     """
 
     def __init__(self, decode: Any = None) -> None:
@@ -519,16 +524,8 @@ class TokenLogprobs(Sequence[Any]):
         if not token_ids:
             return
         assert columns is not None, "logprobs were asked for and the step has none"
-        width = columns.top_ids.shape[1] if k < 0 else k
         for row, token_id in enumerate(token_ids, first_row):
-            self.append(
-                token_id,
-                float(columns.sampled[row]),
-                int(columns.rank[row]),
-                columns.top_ids[row, :width],
-                columns.top_logprobs[row, :width],
-                columns.top_ranks[row, :width],
-            )
+            self.append(token_id, float(columns.sampled[row]), int(columns.rank[row]), *columns.beside(row, k))
 
     def append(
         self,

@@ -187,9 +187,10 @@ class Admission:
     def check(self, params: SamplingParams) -> None:
         """Raises for what cannot be served here."""
         vocab = self.limits.vocab_size
-        for i in params.stop_token_ids or ():
-            if i >= vocab:
-                raise RequestError(f"stop_token_ids holds {shown(i)}, outside the vocabulary 0..{vocab - 1}")
+        for name in ("stop_token_ids", "logprob_token_ids"):
+            for i in getattr(params, name) or ():
+                if i >= vocab:
+                    raise RequestError(f"{name} holds {shown(i)}, outside the vocabulary 0..{vocab - 1}")
         if self.tokenizer is None and params.stop:
             raise RequestError(
                 f"stop={list(params.stop)} needs text, and the model has no tokenizer; use stop_token_ids"

@@ -42,7 +42,7 @@ class Completion:
         self._parts: list[str] = []  # of the text: all, or for deltas what the last output had not
         self._num_logprobs = 0 if params.logprobs is None else params.logprobs
         decode = None if tokenizer is None else tokenizer.decode_token
-        self._logprobs = None if params.logprobs is None else TokenLogprobs(decode)
+        self._logprobs = TokenLogprobs(decode) if params.asks_logprobs else None
         self._num_sent = 0  # tokens in outputs already given, for deltas
 
     def add(self, new: NewTokens, columns: LogprobsColumns | None) -> int:

@@ -36,7 +36,7 @@ class OutputState:
         self._completions = [Completion(r.sample_index, r.params, tokenizer) for r in self.requests]
         self.has_siblings = len(self.requests) > 1
         # Before the end there is nothing to do but to count: what nearly every row of nearly every step comes to.
-        self._is_silent = self._is_final and not p.stop and p.logprobs is None and p.prompt_logprobs is None
+        self._is_silent = self._is_final and not p.stop and not p.asks_logprobs and p.prompt_logprobs is None
         self._has_news = False  # since the last output
         self._stopped: list[tuple[str, str]] = []
         self._error: str | None = None

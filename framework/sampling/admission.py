@@ -20,7 +20,7 @@ BUILT = ("min_tokens", "temperature", "top_k", "top_p", "min_p")
 """Sampling fields whose stages are ours; a pipeline need not have them."""
 UNBUILT = (
     "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "allowed_token_ids", "bad_words",
-    "bad_words_token_ids", "structured_outputs", "logprob_token_ids",
+    "bad_words_token_ids", "structured_outputs",
 )  # fmt: skip
 """Sampling fields whose own stage is not built yet; a third party's stage may read them already."""
 

@@ -24,7 +24,7 @@ from framework.sampling.capabilities import check_composition
 from framework.sampling.deployed import Deployed, deploy
 from framework.sampling.groups import best
 from framework.sampling.interval import inside, open_interval
-from framework.sampling.logprobs import NOT_ASKED, DeviceLogprobs, num_top, raw_logprobs, to_host
+from framework.sampling.logprobs import Asked, Measured, to_host
 from framework.sampling.prompt_logprobs import PromptLogprobs
 
 if TYPE_CHECKING:
@@ -57,23 +57,27 @@ class SampleResult:
     top: Tensor
     chosen: Tensor
     req_idx_np: NDArray[np.int32]
-    logprobs: DeviceLogprobs | None = None
+    logprobs: Measured | None = None
     payloads: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Plan:
-    """What the step's rows want, decided on the host. random: rows that are not greedy; wanting: rows with logprobs."""
+    """What the step's rows want, decided on the host.
+
+    random  rows that are not greedy; wanting: rows with logprobs; tells_processed: of the processed logits, not the raw
+    """
 
     bits: int
     random: NDArray[np.int64] | None
     wanting: NDArray[np.int64] | None
+    tells_processed: bool
 
 
 class SamplerPipeline:
     """Stages in pipeline order, with the per-row host state that decides which of them a step runs."""
 
-    def __init__(self, name: str, stages: Sequence[Deployed]):
+    def __init__(self, name: str, stages: Sequence[Deployed], logprobs_mode: str = "raw_logprobs"):
         self.name, self.stages = name, tuple(stages)
         (self._select,) = (s for s in stages if s.spec.kind == "select")
         self._all_greedy = self._select.keeps("argmax")
@@ -88,11 +92,11 @@ class SamplerPipeline:
         ctx = self._select.ctx
         self._vocab_size = ctx.vocab_size
         self._bits = np.zeros(ctx.num_rows, np.uint64)
-        self._num_logprobs = np.full(ctx.num_rows, NOT_ASKED, np.int32)
+        self._asked = Asked(logprobs_mode, ctx.vocab_size, ctx.num_rows)
 
     def prompt_logprobs(self, compute_logits: Callable[[Tensor], Tensor]) -> PromptLogprobs:
-        """Logprobs of prompts, of the same mode as those of what is sampled; for one runner."""
-        return PromptLogprobs(compute_logits, self._vocab_size)
+        """Logprobs of prompts, or logits in the modes that tell logits; for one runner."""
+        return PromptLogprobs(compute_logits, self._vocab_size, is_log=self._asked.is_log)
 
     # ------------------------------------------------------------------------------------------- admission
 
@@ -111,7 +115,7 @@ class SamplerPipeline:
             else:
                 one.reset_row(req_idx)
         self._bits[req_idx] = bits
-        self._num_logprobs[req_idx] = num_top(params.logprobs, self._vocab_size)
+        self._asked.add(req_idx, params)
 
     def release(self, req_idx: int) -> None:
         """The request of the row has left: pools have its place back."""
@@ -120,7 +124,7 @@ class SamplerPipeline:
 
     def _own_bits(self, params: SamplingParams) -> int:
         draws = 0 if params.is_greedy or self._all_greedy else DRAWS
-        return draws | (0 if params.logprobs is None else LOGPROBS)
+        return draws | (LOGPROBS if params.asks_logprobs else 0)
 
     def _wanted(self, params: SamplingParams) -> list[Deployed]:
         """Stages that the request uses; a greedy row is decided before those that only reshape its distribution."""
@@ -142,7 +146,7 @@ class SamplerPipeline:
         """Chooses a token for each row of logits [L, V]; float32 ones may be overwritten. Waits for nothing."""
         plan = self._plan(rows)
         observers = self._running(self._observers, plan)
-        raw, wanting = self._keep_raw(logits, plan, bool(observers))
+        raw, asked = self._keep_raw(logits, plan, bool(observers))
         work = logits.float()
         self._apply(self._running(self._shared, plan), work, rows)
         top, ids = best(work)
@@ -151,13 +155,13 @@ class SamplerPipeline:
             ids = self._select.stage.select(work, rows, *open_interval(len(work), work.device))
             chosen = work.gather(1, ids.unsqueeze(1)).squeeze(1)
         if plan.random is not None:
-            ids, chosen, processed = self._draw(work, rows, plan, ids, chosen, bool(observers))
+            ids, chosen, processed = self._draw(work, rows, plan, ids, chosen, bool(observers) or plan.tells_processed)
         finite = top.isfinite() if chosen is top else top.isfinite() & chosen.isfinite()
         result = SampleResult(ids, ids.where(finite, -1), top, chosen, rows.req_idx_np)
         if plan.wanting is not None:
-            kept_ids = ids if len(plan.wanting) == len(ids) else ids.index_select(0, _index(plan.wanting, ids))
-            k = int(self._num_logprobs[rows.req_idx_np].max())
-            result.logprobs = raw_logprobs(wanting, kept_ids, k, plan.wanting)
+            told = _select(processed, plan.wanting) if plan.tells_processed else asked
+            req_idx = rows.req_idx_np[plan.wanting]
+            result.logprobs = self._asked.measure(told, _select(ids, plan.wanting), plan.wanting, req_idx)
         for one in observers:
             result.payloads[one.key] = one.stage.observe(raw, processed, rows, ids)
         return result
@@ -169,6 +173,7 @@ class SamplerPipeline:
             bits=bits,
             random=(each & np.uint64(DRAWS)).nonzero()[0] if bits & DRAWS else None,
             wanting=(each & np.uint64(LOGPROBS)).nonzero()[0] if bits & LOGPROBS else None,
+            tells_processed=bool(bits & LOGPROBS) and self._asked.is_processed,
         )
 
     def _running(self, stages: Sequence[Deployed], plan: _Plan) -> list[Deployed]:
@@ -183,13 +188,13 @@ class SamplerPipeline:
                 logits.masked_fill_(masked, -torch.inf)
 
     def _keep_raw(self, logits: Tensor, plan: _Plan, observed: bool) -> tuple[Tensor, Tensor]:
-        """(the model's logits for observers, those of the rows that want logprobs), out of reach of in-place stages."""
+        """(the model's logits for observers, those that logprobs tell), out of reach of in-place stages."""
         overwritten = logits.dtype == torch.float32 and self._running([*self._shared, *self._reshaping], plan)
         raw = logits.clone() if overwritten and observed else logits
-        if plan.wanting is None:
+        if plan.wanting is None or plan.tells_processed:
             return raw, raw
         if len(plan.wanting) < len(logits):
-            return raw, raw.index_select(0, _index(plan.wanting, raw))
+            return raw, _select(raw, plan.wanting)
         return raw, raw.clone() if overwritten and not observed else raw
 
     def _draw(
@@ -255,6 +260,11 @@ def _union(bits: NDArray[np.uint64]) -> int:
     return union
 
 
+def _select(tensor: Tensor, rows: NDArray[np.int64]) -> Tensor:
+    """[L, ...] -> [n, ...]: the tensor itself where all rows are meant."""
+    return tensor if len(rows) == len(tensor) else tensor.index_select(0, _index(rows, tensor))
+
+
 def _index(rows: NDArray[np.int64], like: Tensor) -> Tensor:
     return torch.from_numpy(rows).to(like.device)
 
@@ -289,4 +299,4 @@ def build_pipeline(
         raise ConfigError(f"sampler={config.name} has {len(config.stages)} stages; at most {MAX_STAGES} are possible")
     stages = [deploy(stage, i, registry, ctx_factory) for i, stage in enumerate(config.stages)]
     check_composition(stages, required, provided)
-    return SamplerPipeline(config.name, stages)
+    return SamplerPipeline(config.name, stages, config.logprobs_mode)

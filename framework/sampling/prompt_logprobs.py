@@ -2,6 +2,7 @@
 
 A prompt may come in chunks: the last position of a chunk predicts the first token of the next one, and what a chunk
 gives waits here until the prompt is whole. The runner calls in; a request that asks has every position computed.
+Nothing of a prompt is sampled, so no stage runs there: in the processed modes too they are the model's own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from framework.batch import LogprobsColumns
-from framework.sampling.logprobs import DeviceLogprobs, num_top, raw_logprobs, to_host
+from framework.sampling.logprobs import Measured, measure, num_top, to_host
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,10 +50,10 @@ class Span:
 
 
 class PromptLogprobs:
-    """Prompts whose logprobs are being gathered, by row of the request table."""
+    """Prompts whose logprobs are being gathered, by row of the request table. is_log: logprobs, not logits."""
 
-    def __init__(self, compute_logits: Callable[[Tensor], Tensor], vocab_size: int) -> None:
-        self._compute_logits, self._vocab_size = compute_logits, vocab_size
+    def __init__(self, compute_logits: Callable[[Tensor], Tensor], vocab_size: int, *, is_log: bool) -> None:
+        self._compute_logits, self._vocab_size, self._is_log = compute_logits, vocab_size, is_log
         self._rows_at_once = max(1, SLICE_BYTES // (4 * vocab_size))
         self._prompts: dict[int, PromptSoFar] = {}
 
@@ -83,22 +84,20 @@ class PromptLogprobs:
             offset += count
         return spans
 
-    def compute(self, hidden: Tensor, spans: Sequence[Span]) -> list[list[DeviceLogprobs]]:
+    def compute(self, hidden: Tensor, spans: Sequence[Span]) -> list[list[Measured]]:
         """Columns of each span on the device, in slices of its rows. hidden [T, H] of the step's tokens."""
         return [self._slices(hidden[s.offset : s.offset + s.count], s) for s in spans]
 
-    def _slices(self, hidden: Tensor, span: Span) -> list[DeviceLogprobs]:
+    def _slices(self, hidden: Tensor, span: Span) -> list[Measured]:
         targets = torch.from_numpy(span.prompt.token_ids[span.first : span.first + span.count].astype(np.int64))
         columns = []
         for at in range(0, span.count, self._rows_at_once):
             logits = self._compute_logits(hidden[at : at + self._rows_at_once])
             ids = targets[at : at + self._rows_at_once].to(hidden.device)
-            columns.append(raw_logprobs(logits, ids, span.prompt.k, np.arange(len(ids))))
+            columns.append(measure(logits.float(), ids, span.prompt.k, np.arange(len(ids)), is_log=self._is_log))
         return columns
 
-    def collect(
-        self, spans: Sequence[Span], computed: Sequence[Sequence[DeviceLogprobs]]
-    ) -> dict[int, LogprobsColumns]:
+    def collect(self, spans: Sequence[Span], computed: Sequence[Sequence[Measured]]) -> dict[int, LogprobsColumns]:
         """{batch row: columns of the prompt's tokens from the second on} of prompts that are whole. Waits for the
         device."""
         whole = {}

@@ -557,7 +557,7 @@ class Scheduler:
                     new = NewTokens(request, tokens)
                 else:
                     new = self._take(request, tokens if len(tokens) == count else tokens[:count])
-                if output.logprobs is not None and _wants_logprobs(request):
+                if output.logprobs is not None and request.params.asks_logprobs:
                     new.logprobs_row = logprobs_row
                 if output.prompt_logprobs:
                     new.prompt_logprobs = output.prompt_logprobs.get(i)
@@ -681,10 +681,6 @@ def _plain_tokens(output: StepOutput, course: Course) -> list[list[int]] | None:
         return None
     sampled: list[list[int]] = output.sampled.tolist()
     return None if course.may_end([token for (token,) in sampled]) else sampled
-
-
-def _wants_logprobs(request: Request) -> bool:
-    return request.params.logprobs is not None or request.params.logprob_token_ids is not None
 
 
 def _first_in(block_ids: Sequence[Sequence[int]], blocks: Set[int]) -> int | None:

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
         Model,
         StepFuture,
     )
-    from framework.sampling.logprobs import DeviceLogprobs
+    from framework.sampling.logprobs import Measured
     from framework.sampling.pipeline import SampleResult, SamplerPipeline
     from framework.sampling.prompt_logprobs import Span
     from framework.worker.request_table import RequestTable
 
-    Computed = tuple[SampleResult | None, list[list[DeviceLogprobs]]]
+    Computed = tuple[SampleResult | None, list[list[Measured]]]
 
 _UNBUILT = (
     "encoder_inputs",

@@ -83,7 +83,7 @@ def test_removed_stage_makes_its_parameter_refused_but_not_a_greedy_row(bench):
 @pytest.mark.parametrize(
     ("field", "value"),
     [("repetition_penalty", 1.2), ("frequency_penalty", 0.5), ("presence_penalty", -0.5), ("logit_bias", {3: 1.0}),
-     ("bad_words", ["x"]), ("bad_words_token_ids", [[1]]), ("allowed_token_ids", [1]), ("logprob_token_ids", [1]),
+     ("bad_words", ["x"]), ("bad_words_token_ids", [[1]]), ("allowed_token_ids", [1]),
      ("structured_outputs", {"regex": "a+"})],
 )  # fmt: skip
 def test_parameters_of_parts_that_are_not_built_are_refused_by_name(bench, field, value):

@@ -255,14 +255,6 @@ def test_logprobs_stand_in_the_output_of_the_lines_that_ask_for_them(typed, tmp_
     assert [len(line["logprobs"][0]) for line in lines_of(tmp_path / "out.jsonl")] == [1, 2, 2]
 
 
-def test_logprob_of_a_masked_token_is_null(typed, tmp_path, monkeypatch):
-    from framework.request import Logprob
-
-    monkeypatch.setattr("framework.request.TokenLogprobs._entry", lambda *_: {4: Logprob(-math.inf, 1)})
-    assert typed("prompt=w4", "output=out.jsonl", *GREEDY, "sampler.logprobs=1")[0] == 0
-    assert lines_of(tmp_path / "out.jsonl")[0]["logprobs"] == [{"4": None}] * 3
-
-
 @pytest.mark.parametrize("kind", ["delta", "cumulative"])
 def test_file_of_prompts_gives_whole_texts_whatever_the_output_kind(typed, tmp_path, kind):
     words = write(tmp_path / "in.jsonl", {"prompt": "w4"}, {"prompt": "w6", "output_kind": kind})

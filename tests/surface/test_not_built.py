@@ -14,7 +14,6 @@ from framework.errors import NotBuiltError
 SMALL = ("engine.dtype=float32", "engine.max_model_len=64")
 
 PARAMETERS = {
-    "logprob_token_ids": [4],
     "logit_bias": {4: 1.0},
     "allowed_token_ids": [4],
     "bad_words": ["w4"],
@@ -27,9 +26,6 @@ PARAMETERS = {
 
 WORDS = [
     "kv_cache.dtype=float8_e4m3",
-    "sampler.logprobs_mode=processed_logprobs",
-    "sampler.logprobs_mode=raw_logits",
-    "sampler.logprobs_mode=processed_logits",
     "spec_decode=ngram",
     "grammar=xgrammar",
     "backend=cuda",
@@ -61,8 +57,9 @@ def test_parameter_is_refused_as_a_configured_default(folders, name):
 
 def test_every_sampling_parameter_is_either_served_or_in_the_list_above():
     served = {"n", "temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "stop",
-              "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "logprobs", "prompt_logprobs", "detokenize",
-              "skip_special_tokens", "output_kind", "stages", "extra_args"}  # fmt: skip
+              "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "logprobs", "prompt_logprobs",
+              "logprob_token_ids", "detokenize", "skip_special_tokens", "output_kind", "stages",
+              "extra_args"}  # fmt: skip
     assert served | set(PARAMETERS) == set(SamplingParams.defaults())
 
 
