@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
@@ -301,11 +301,16 @@ def _options(kind: str, name: str, values: Mapping[str, Any], path: str, also: S
     """
     spec = None if name in UNBOUND else registry().spec(kind, name)
     cls = None if spec is None else registry().load_config_class(spec)
-    if cls is None:
-        _refuse_unknown(f"{path}.", values, also)
-        return {}
-    _refuse_unknown(f"{path}.", values, (*also, *(f.name for f in fields(cls))))
-    return conform(cls, values, path)
+    known = (*also, *(() if cls is None else (f.name for f in fields(cls))))
+    _refuse_unknown(f"{path}.", values, known, lambda key: "" if "." in path else _owner(path, kind, key))
+    return {} if cls is None else conform(cls, values, path)
+
+
+def _owner(group: str, kind: str, key: str) -> str:
+    """What is said of an option that another component of the group has: choosing that one was forgotten, as a rule."""
+    classes = {spec.name: registry().load_config_class(spec) for spec in registry().specs(kind)}
+    owners = [f"{group}={name}" for name, cls in classes.items() if cls and key in (f.name for f in fields(cls))]
+    return f" It is an option of {' or '.join(owners)}: choose that as well, or leave it out." if owners else ""
 
 
 def _name(path: str, node: Mapping[str, Any]) -> str:
@@ -317,13 +322,15 @@ def _name(path: str, node: Mapping[str, Any]) -> str:
     return name
 
 
-def _refuse_unknown(prefix: str, values: Mapping[str, Any], known: Sequence[str]) -> None:
+def _refuse_unknown(
+    prefix: str, values: Mapping[str, Any], known: Sequence[str], owner: Callable[[str], str] = lambda key: ""
+) -> None:
+    """owner: what is said of a key that nothing known is near to."""
     for key in values:
         if key not in known:
             refuse_key(f"{prefix}{key}")
-            raise ConfigError(
-                f"{prefix}{key}: there is no such key.{did_you_mean(str(key), known)} Known: {', '.join(known)}"
-            )
+            hint = did_you_mean(str(key), known) or owner(str(key))
+            raise ConfigError(f"{prefix}{key}: there is no such key.{hint} Known: {', '.join(known)}")
 
 
 def _refuse_lossy(key: str, hint: Any, value: Any) -> None:

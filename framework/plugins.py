@@ -266,14 +266,19 @@ class Registry:
         found = [spec for spec in self._specs.values() if kind in (None, spec.kind)]
         return sorted(found, key=lambda spec: (KINDS.index(spec.kind), spec.name))
 
-    def spec(self, kind: str, name: str) -> ComponentSpec:
-        """The announced component. PluginError lists what is installed, the nearest name, and what failed to import."""
+    def spec(self, kind: str, name: str, key: str | None = None) -> ComponentSpec:
+        """The announced component. PluginError lists what is installed, the nearest name, and what failed to import.
+
+        key  of the configuration that names it; None = the kind
+        """
         assert kind in KINDS, f"kind {kind!r} is none of {KINDS}"
         if (kind, name) in self._specs:
             return self._specs[kind, name]
         names = [spec.name for spec in self.specs(kind)]
         near = did_you_mean(name, names)
-        raise PluginError(f"{kind}={as_typed(name)}: no installed plugin provides it.{near} {self._installed(names)}")
+        raise PluginError(
+            f"{key or kind}={as_typed(name)}: no installed plugin provides it.{near} {self._installed(names)}"
+        )
 
     def label(self, spec: ComponentSpec) -> str:
         """`executor 'slow' of acme 1.2`, as messages call a component."""

@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from framework.config import build_options
 from framework.plugins import registry
 
 if TYPE_CHECKING:
@@ -57,9 +58,9 @@ class FaultyConnector:
 
     def __init__(self, options: FaultOptions, ctx: ConnectorContext) -> None:
         plugins = registry()
-        target = plugins.load_target("kv_connector", options.inner)
-        inner_options = plugins.build_options("kv_connector", options.inner, options.inner_options)
-        self._inner: KVConnector = target(inner_options, ctx)
+        options_class = plugins.load_config_class(plugins.spec("kv_connector", options.inner, "kv_connector.inner"))
+        inner_options = build_options(options_class, options.inner_options, "kv_connector.inner_options")
+        self._inner: KVConnector = plugins.load_target("kv_connector", options.inner)(inner_options, ctx)
         self.layerwise = self._inner.layerwise
         self._options, self._block_size = options, ctx.block_size
         self._random, self._worker_random = random.Random(options.seed), random.Random(options.seed + 1)

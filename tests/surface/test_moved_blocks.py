@@ -89,7 +89,7 @@ def test_store_drops_what_was_used_least_recently(folders, store):
         ("kv_cache.num_swap_blocks=4", r"kv_cache.num_swap_blocks=4 needs scheduler.preemption=swap"),
         ("scheduler.preemption=swp", "scheduler.preemption=swp: there is no such choice. Did you mean 'swap'"),
         ("kv_connector=memry", "kv_connector=memry: there is no such choice. Did you mean 'memory'"),
-        ("kv_connector.store=x", r"kv_connector.store: there is no such key"),
+        ("kv_connector.store=x", r"store: there is no such key. It is an option of kv_connector=memory: choose"),
     ],
 )
 def test_wrong_word_is_refused_by_key(word, message):
@@ -110,6 +110,20 @@ def test_wrong_word_is_refused_by_key(word, message):
 def test_wrong_option_of_the_connector_is_refused_by_key(folders, words, message):
     with pytest.raises((ConfigError, PluginError), match=message):
         LLM(folders["mixed"], overrides=[*SMALL, "kv_connector=memory", *(f"kv_connector.{w}" for w in words)])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["inner=memry"], "kv_connector.inner=memry: no installed plugin provides it. Did you mean 'memory'"),
+        (["inner_options.stor=x"], "kv_connector.inner_options.stor: there is no such key. Did you mean 'store'"),
+        (["inner_options.store=''"], "kv_connector.store must not be empty"),
+        (["inner=faulty"], "kv_connector.inner=faulty has nothing to fail"),
+    ],
+)
+def test_wrong_connector_within_a_connector_is_refused_by_its_own_key(folders, words, message):
+    with pytest.raises((ConfigError, PluginError), match=message):
+        LLM(folders["mixed"], overrides=[*SMALL, "kv_connector=faulty", *(f"kv_connector.{w}" for w in words)])
 
 
 def test_engines_that_want_the_store_in_two_sizes_are_told(folders, store):
