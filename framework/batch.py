@@ -307,7 +307,7 @@ class StepOutput:
     prompt_logprobs  {batch row: columns of the prompt's tokens from the second on}, of rows that asked and whose prompt
                   is whole with this step; None when no row asked
     errors        {batch row: message} for rows whose distribution is empty or not a number; their draw means nothing
-    payloads      {stage name: whatever its `collect` returned}
+    payloads      {stage name: whatever its `collect` returned; of a list, None for rows that do not want the stage}
     timings       {"prepare": seconds, ...} host seconds of the step's parts
     connector     None when the connector has nothing to report
     is_lost       the step failed: nothing that it was told to do is sure, and it draws nothing

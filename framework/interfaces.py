@@ -512,7 +512,8 @@ class SamplerStage(Protocol):
         """observe: a payload on the device."""
 
     def collect(self, payload: Any) -> Any:
-        """observe: the payload on the host, after the step."""
+        """observe: the payload on the host, after the step. A list has one entry a logits row: requests that want the
+        stage find theirs in `CompletionOutput.payloads`. Anything else is told in `StepOutput.payloads` only."""
 
     def commit(self, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None:
         """The only place where state changes in a step, on the device. sampled [R, k + 1], num_valid [R]."""

@@ -475,6 +475,7 @@ class NewTokens:
 
     logprobs_row     row of `StepOutput.logprobs` of the first token, -1 without logprobs
     prompt_logprobs  columns of the prompt's tokens from the second on, with the first token of a request that asks
+    payloads         {stage: an entry a token} of observe stages that the request wants
     """
 
     request: Request
@@ -484,6 +485,7 @@ class NewTokens:
     logprobs_row: int = -1
     error: str | None = None
     prompt_logprobs: LogprobsColumns | None = None
+    payloads: Mapping[str, list[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -601,7 +603,10 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One completion. token_ids holds every generated token, the ending one too; text leaves eos and stop ids out."""
+    """One completion. token_ids holds every generated token, the ending one too; text leaves eos and stop ids out.
+
+    payloads: {stage: an entry a token} of observe stages that the request wants, None where one said nothing.
+    """
 
     index: int
     text: str
@@ -610,6 +615,7 @@ class CompletionOutput:
     logprobs: TokenLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    payloads: dict[str, list[Any]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

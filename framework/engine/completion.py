@@ -6,7 +6,7 @@ scheduler to end the request. What came before the end and what the caller is sh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from framework.engine.detokenizer import Detokenizer
 from framework.engine.stop import StopStrings
@@ -43,6 +43,7 @@ class Completion:
         self._num_logprobs = 0 if params.logprobs is None else params.logprobs
         decode = None if tokenizer is None else tokenizer.decode_token
         self._logprobs = TokenLogprobs(decode) if params.asks_logprobs else None
+        self._payloads: dict[str, list[Any]] = {}  # an entry a token, up to the last one of which something was told
         self._num_sent = 0  # tokens in outputs already given, for deltas
 
     def add(self, new: NewTokens, columns: LogprobsColumns | None) -> int:
@@ -53,12 +54,20 @@ class Completion:
         visible = new.token_ids[:-1] if new.finish_reason == "stop" else new.token_ids
         num_taken = self._add_text(visible) or len(new.token_ids)
         taken = new.token_ids[:num_taken]
+        for stage, entries in new.payloads.items():
+            self._filled(stage).extend(entries[:num_taken])
         self.token_ids += taken
         if self._logprobs is not None and taken:
             self._logprobs.extend(taken, columns, new.logprobs_row, self._num_logprobs)
         if self.finish_reason is not None:
             self._end_text(visible)
         return num_taken
+
+    def _filled(self, stage: str) -> list[Any]:
+        """What the stage told, with None for tokens of which it told nothing."""
+        told = self._payloads.setdefault(stage, [])
+        told += [None] * (len(self.token_ids) - len(told))
+        return told
 
     def _add_text(self, visible: Sequence[int]) -> int:
         """Shows what is due; the number of tokens up to the one that completes a stop string, 0 when none does."""
@@ -87,7 +96,7 @@ class Completion:
 
     def output(self) -> CompletionOutput:
         """What is new since the last output (delta), or all of it."""
-        ids, logprobs, text = self.token_ids, self._logprobs, "".join(self._parts)
+        ids, logprobs, text, first = self.token_ids, self._logprobs, "".join(self._parts), 0
         if self._kind is OutputKind.DELTA:
             first, self._num_sent, self._parts = self._num_sent, len(ids), []
             ids = ids[first:]
@@ -105,4 +114,5 @@ class Completion:
             logprobs=logprobs,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            payloads={stage: self._filled(stage)[first:] for stage in self._payloads},
         )

@@ -59,7 +59,7 @@ class OutputState:
         """
         completion = self._completions[new.request.sample_index]
         if completion.finish_reason is None:
-            if self._is_silent and new.finish_reason is None:
+            if self._is_silent and new.finish_reason is None and not new.payloads:
                 completion.token_ids += new.token_ids
                 self._timer.tokens(now, len(new.token_ids), self.request.first_scheduled_time, new.request.sample_index)
                 return None

@@ -236,8 +236,19 @@ class SamplerPipeline:
         return ids, logprobs, faults
 
     def collect_payloads(self, result: SampleResult) -> dict[str, Any]:
-        """{stage name: payload on the host} of the observe stages that ran."""
-        return {s.key: s.stage.collect(result.payloads[s.key]) for s in self._observers if s.key in result.payloads}
+        """{stage name: payload on the host} of the observe stages that ran; see `SamplerStage.collect`."""
+        return {s.key: self._told(s, result) for s in self._observers if s.key in result.payloads}
+
+    def _told(self, one: Deployed, result: SampleResult) -> Any:
+        """What an observer says: of a list of rows those that want it, None in the place of the others."""
+        told = one.stage.collect(result.payloads[one.key])
+        if not isinstance(told, list):
+            return told
+        wanting = (self._bits[result.req_idx_np] & np.uint64(one.bit)).tolist()
+        if len(told) != len(wanting):
+            what = f"has {len(told)} entries for {len(wanting)} logits rows; a list must have one for each"
+            raise StageError(f"sampler stage '{one.key}': the list that collect returned {what}", one.key)
+        return [entry if wants else None for entry, wants in zip(told, wanting, strict=True)]
 
     def _fault(self, result: SampleResult, row: int) -> str:
         """Why a row cannot be sampled. Runs for faulty rows only."""

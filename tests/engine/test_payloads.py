@@ -47,3 +47,31 @@ def test_payload_of_an_observe_stage_is_in_the_steps_output(folder):
     engine.step()
     assert engine.core.last_output.payloads == {"watch": "2 rows"}
     engine.close()
+
+
+class TooFew(Watch):
+    """Tells one row whatever there are."""
+
+    spec = StageSpec("too_few", kind="observe")
+
+    def collect(self, payload):
+        return ["one"]
+
+
+def test_a_list_without_an_entry_for_each_row_ends_the_requests_that_want_the_stage(folder):
+    plugins = Registry.load()
+    plugins._announce("tests", "tests", "1", [ComponentSpec("stage", "too_few", f"{__name__}:TooFew")])
+    sampler = SamplerConfig(name="watched", stages=(StageConfig("greedy", "greedy"), StageConfig("few", "too_few")))
+    config = Config(ModelConfig(path=str(folder)), EngineOptions(dtype="float32", max_model_len=32), sampler=sampler)
+    engine = build_engine(config, plugins)
+    for request_id, seed in (("a", 1), ("b", None)):
+        engine.add_request(request_id, [4], SamplingParams(max_tokens=2, seed=seed))
+    outputs = {}
+    while engine.has_unfinished_requests():
+        outputs |= {out.request_id: out for out in engine.step()}
+    engine.close()
+    assert outputs["a"].error == (
+        "sampler stage 'few': the list that collect returned has 1 entries for 2 logits rows;"
+        " a list must have one for each"
+    )
+    assert len(outputs["b"].outputs[0].token_ids) == 2 and outputs["b"].error is None
