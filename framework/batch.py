@@ -265,7 +265,8 @@ class LogprobsColumns:
 
     sampled        [L] float32 logprob of the sampled token, -inf for one that is masked
     rank           [L] int32, 1 + number of strictly larger logits
-    top_ids        [L, k] int32 best ids in falling order, k = the most that a request of the step asked for
+    top_ids        [L, k] int32 best ids in falling order, k = the most that a request of the step asked for; -1 where
+                   a row was not asked for so many, with NaN and rank 0
     top_logprobs   [L, k] float32
     top_ranks      [L, k] int32 by the logits: logprobs are rounded, and may be equal where logits are not
     listed         {logits row: the ids that its request lists, with theirs}

@@ -78,17 +78,13 @@ def largest_ids(logits: Tensor, k: int) -> Tensor:
     The order is total, so that the first ids of a row do not depend on how many a neighbour asked for. Those of a row
     with NaN mean nothing, and stay in range: a NaN with its sign set stands behind the -inf of the padding.
     """
-    last = logits.shape[1] - 1
+    if k * GROUP >= logits.shape[1]:
+        return logits.sort(dim=1, descending=True, stable=True).indices[:, :k]
     groups = grouped(logits, float("-inf"))
+    chosen = _falling(groups.amax(-1)).topk(k, sorted=False).indices
     ids = torch.arange(groups.shape[1] * GROUP, device=logits.device).view(1, -1, GROUP).expand(len(logits), -1, -1)
-    if k < groups.shape[1]:
-        chosen = _falling(groups.amax(-1)).topk(k, sorted=False).indices
-        return _ordered(_members(groups, chosen), _members(ids, chosen), k).clamp_max_(last)
-    return _ordered(groups.flatten(1), ids.flatten(1), k).clamp_max_(last)
-
-
-def _ordered(values: Tensor, ids: Tensor, k: int) -> Tensor:
-    return ids.gather(1, _rank_key(values, ids).topk(k).indices)
+    values, ids = _members(groups, chosen), _members(ids, chosen)
+    return ids.gather(1, _rank_key(values, ids).topk(k).indices).clamp_max_(logits.shape[1] - 1)
 
 
 def _falling(values: Tensor) -> Tensor:

@@ -21,10 +21,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from framework.batch import LogprobsRow
+    from framework.interfaces import SamplerOps
     from framework.request import SamplingParams
 
+NO_ID = -1
+"""Stands in place of an id where a row has fewer than its neighbours."""
 FEW_IDS = 64
 """Up to so many listed ids a pass over the row for each costs less than one pass that sorts its logits in between."""
+FEW_BEST = 64
+"""Rows that ask for more of the best tokens are looked at apart: sorting is for those that want it."""
 
 
 def num_top(asked: int | None, vocab_size: int) -> int:
@@ -38,11 +43,12 @@ class Asked:
     """What each row of the request table asks for, on the host, and the mode in which all are answered.
 
     mode  `sampler.logprobs_mode`
+    ops   of the backend, which may have a way of its own for the numbers
     """
 
-    def __init__(self, mode: str, vocab_size: int, num_rows: int) -> None:
+    def __init__(self, mode: str, vocab_size: int, num_rows: int, ops: SamplerOps | None = None) -> None:
         self.is_processed, self.is_log = mode.startswith("processed_"), mode.endswith("_logprobs")
-        self._vocab_size = vocab_size
+        self._vocab_size, self._ops = vocab_size, ops
         self._num_top = np.zeros(num_rows, np.int32)
         self._listed: dict[int, NDArray[np.int64]] = {}
 
@@ -53,78 +59,97 @@ class Asked:
         if params.logprob_token_ids:
             self._listed[req_idx] = np.unique(np.array(params.logprob_token_ids, np.int64))
 
-    def measure(self, logits: Tensor, ids: Tensor, wanting: NDArray[np.int64], req_idx: NDArray[np.int32]) -> Measured:
-        """Columns of the step. logits [n, V] and ids [n] of the logits rows `wanting`; req_idx [n] their rows."""
-        logits = logits.float()
-        k = int(self._num_top[req_idx].max())
-        measured = measure(logits, ids, k, wanting, is_log=self.is_log)
-        if self._listed:
-            self._add_listed(measured, logits, req_idx)
-        return measured
+    def measure(self, logits: Tensor, ids: Tensor, rows_np: NDArray[np.int64], req_idx: NDArray[np.int32]) -> Measured:
+        """Numbers of the step. logits [n, V] and ids [n] of the logits rows `rows_np`; req_idx [n] their rows."""
+        row = _Rows(logits.float(), ids, rows_np, is_log=self.is_log)
+        counts = self._num_top[req_idx]
+        few, many = counts <= FEW_BEST, counts > FEW_BEST
+        tops = [row.best(int(counts[part].max()), part.nonzero()[0]) for part in (few, many) if part.any()]
+        return Measured(rows_np, *row.sampled(), tops, self._listed_of(row, req_idx) if self._listed else None)
 
-    def _add_listed(self, measured: Measured, logits: Tensor, req_idx: NDArray[np.int32]) -> None:
-        listing = [place for place, row in enumerate(req_idx.tolist()) if row in self._listed]
-        if not listing:
-            return
-        lists = [self._listed[row] for row in req_idx[listing].tolist()]
-        ids_np = np.full((len(lists), max(map(len, lists))), -1, np.int64)
-        for row, ids in zip(ids_np, lists, strict=True):
-            row[: len(ids)] = ids
-        total = measured.total
-        if len(listing) < len(logits):
-            index = torch.tensor(listing, device=logits.device)
-            logits, total = logits.index_select(0, index), total.index_select(0, index)
-        values = logits.gather(1, torch.from_numpy(ids_np).to(logits.device).clamp(min=0))
-        rows_np = measured.rows_np[listing]
-        measured.listed = Listed(rows_np, ids_np, values - total, num_larger_each(logits, values) + 1)
+    def _listed_of(self, row: _Rows, req_idx: NDArray[np.int32]) -> Part | None:
+        listing = np.array([place for place, one in enumerate(req_idx.tolist()) if one in self._listed], np.int64)
+        if len(listing) == 0:
+            return None
+        lists = [self._listed[one] for one in req_idx[listing].tolist()]
+        ids_np = np.full((len(lists), max(map(len, lists))), NO_ID, np.int64)
+        for padded, ids in zip(ids_np, lists, strict=True):
+            padded[: len(ids)] = ids
+        return row.listed(ids_np, listing)
 
 
 @dataclass(slots=True)
-class Listed:
-    """Numbers of the m ids that rows list: ids_np [r, m] -1 behind a row's last, logprobs and ranks on the device."""
+class Part:
+    """Numbers of m tokens in each of r rows, on the device: ids, logprobs and ranks [r, m]. NO_ID means no token.
+
+    rows_np  [r] their logits rows
+    """
 
     rows_np: NDArray[np.int64]
-    ids_np: NDArray[np.int64]
+    ids: Tensor
     logprobs: Tensor
     ranks: Tensor
 
 
 @dataclass(slots=True)
 class Measured:
-    """Columns of `LogprobsColumns` on the device, for the n rows that asked; rows_np [n] are their logits rows.
+    """What `LogprobsColumns` are made of, on the device: rows_np [n] are the logits rows that asked.
 
-    total [n, 1] what makes logprobs of logits when it is taken off them: 0 in the modes that tell logits
+    sampled, rank [n]  of the sampled token
+    best               the best tokens, of all rows together: rows that ask for few stand apart from the others
+    listed             tokens that requests list
     """
 
     rows_np: NDArray[np.int64]
-    total: Tensor
     sampled: Tensor
     rank: Tensor
-    top_ids: Tensor
-    top_logprobs: Tensor
-    top_ranks: Tensor
-    listed: Listed | None = None
+    best: list[Part]
+    listed: Part | None = None
 
 
-def measure(logits: Tensor, ids: Tensor, k: int, rows_np: NDArray[np.int64], *, is_log: bool) -> Measured:
-    """Log-softmax, or the logit itself unless `is_log`, and rank of the given and of the k best tokens of each row.
+def measure(logits: Tensor, ids: Tensor, k: int, *, is_log: bool) -> Measured:
+    """Numbers of the given and of the k best tokens of rows that all ask for the same. logits [n, V], ids [n] int64."""
+    rows_np = np.arange(len(ids))
+    row = _Rows(logits.float(), ids, rows_np, is_log=is_log)
+    return Measured(rows_np, *row.sampled(), [row.best(k, rows_np)])
 
-    logits [n, V] float32; ids [n] int64. The k best stand in falling order, the lowest id first among equals;
-    rank = 1 + number of strictly larger logits. A masked token has -inf, which no sum makes NaN of.
+
+class _Rows:
+    """Rows of logits and what makes logprobs of them: log-softmax in float32, or nothing unless `is_log`.
+
+    logits [n, V] float32; ids [n] int64; rank = 1 + number of strictly larger logits. A masked token has -inf, of which
+    no sum makes NaN.
     """
-    value = logits.gather(1, ids.unsqueeze(1))
-    total = log_sum_exp(logits, group_max(logits).amax(-1, keepdim=True)) if is_log else torch.zeros_like(value)
-    top_ids = largest_ids(logits, k)
-    top = logits.gather(1, top_ids)
-    return Measured(
-        rows_np=rows_np,
-        total=total,
-        sampled=(value - total).squeeze(1),
-        rank=num_larger(logits, value) + 1,
-        top_ids=top_ids,
-        top_logprobs=top - total,
-        top_ranks=_ranks(top),
-    )
+
+    def __init__(self, logits: Tensor, ids: Tensor, rows_np: NDArray[np.int64], *, is_log: bool) -> None:
+        self._logits, self._ids, self._rows_np = logits, ids.unsqueeze(1), rows_np
+        top = group_max(logits).amax(-1, keepdim=True)
+        self._total = log_sum_exp(logits, top) if is_log else torch.zeros_like(top)
+
+    def sampled(self) -> tuple[Tensor, Tensor]:
+        """(logprobs [n], ranks [n] int32) of the ids."""
+        value = self._logits.gather(1, self._ids)
+        return (value - self._total).squeeze(1), num_larger(self._logits, value) + 1
+
+    def best(self, k: int, places: NDArray[np.int64]) -> Part:
+        """The k best tokens of the rows at `places`, in falling order, the lowest id first among equals."""
+        logits, total = self._at(places)
+        ids = largest_ids(logits, k)
+        values = logits.gather(1, ids)
+        return Part(self._rows_np[places], ids, values - total, _ranks(values))
+
+    def listed(self, ids_np: NDArray[np.int64], places: NDArray[np.int64]) -> Part:
+        """Tokens ids_np [r, m] of the rows at `places`."""
+        logits, total = self._at(places)
+        ids = torch.from_numpy(ids_np).to(logits.device)
+        values = logits.gather(1, ids.clamp(min=0))
+        return Part(self._rows_np[places], ids, values - total, num_larger_each(logits, values) + 1)
+
+    def _at(self, places: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        if len(places) == len(self._logits):
+            return self._logits, self._total
+        index = torch.from_numpy(places).to(self._logits.device)
+        return self._logits.index_select(0, index), self._total.index_select(0, index)
 
 
 def _ranks(falling: Tensor) -> Tensor:
@@ -155,28 +180,27 @@ def _num_larger_sorted(logits: Tensor, values: Tensor) -> Tensor:
 
 def to_host(device: Measured, num_rows: int) -> LogprobsColumns:
     """Columns of all logits rows of the step; rows that did not ask hold NaN, rank 0 and ids -1. Waits."""
-    k = device.top_ids.shape[1]
+    k = max(part.ids.shape[1] for part in device.best)
     columns = LogprobsColumns(
         sampled=np.full(num_rows, np.nan, np.float32),
         rank=np.zeros(num_rows, np.int32),
-        top_ids=np.full((num_rows, k), -1, np.int32),
+        top_ids=np.full((num_rows, k), NO_ID, np.int32),
         top_logprobs=np.full((num_rows, k), np.nan, np.float32),
         top_ranks=np.zeros((num_rows, k), np.int32),
-        listed={} if device.listed is None else _listed_to_host(device.listed),
     )
     columns.sampled[device.rows_np] = device.sampled.cpu().numpy()
     columns.rank[device.rows_np] = device.rank.cpu().numpy()
-    columns.top_ids[device.rows_np] = device.top_ids.cpu().numpy()
-    columns.top_logprobs[device.rows_np] = device.top_logprobs.cpu().numpy()
-    columns.top_ranks[device.rows_np] = device.top_ranks.cpu().numpy()
+    for part in device.best:
+        ids, logprobs, ranks = _part_to_host(part)
+        columns.top_ids[part.rows_np, : ids.shape[1]] = ids
+        columns.top_logprobs[part.rows_np, : ids.shape[1]] = logprobs
+        columns.top_ranks[part.rows_np, : ids.shape[1]] = ranks
+    if device.listed is not None:
+        for row, *told in zip(device.listed.rows_np.tolist(), *_part_to_host(device.listed), strict=True):
+            count = int((told[0] != NO_ID).sum())
+            columns.listed[row] = (told[0][:count], told[1][:count], told[2][:count])
     return columns
 
 
-def _listed_to_host(device: Listed) -> dict[int, LogprobsRow]:
-    logprobs, ranks = device.logprobs.cpu().numpy(), device.ranks.cpu().numpy()
-    counts = (device.ids_np >= 0).sum(1).tolist()
-    ids = device.ids_np.astype(np.int32)
-    return {
-        row: (ids[at, :count], logprobs[at, :count], ranks[at, :count])
-        for at, (row, count) in enumerate(zip(device.rows_np.tolist(), counts, strict=True))
-    }
+def _part_to_host(part: Part) -> LogprobsRow:
+    return part.ids.cpu().numpy().astype(np.int32), part.logprobs.cpu().numpy(), part.ranks.cpu().numpy()

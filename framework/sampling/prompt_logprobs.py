@@ -94,7 +94,7 @@ class PromptLogprobs:
         for at in range(0, span.count, self._rows_at_once):
             logits = self._compute_logits(hidden[at : at + self._rows_at_once])
             ids = targets[at : at + self._rows_at_once].to(hidden.device)
-            columns.append(measure(logits.float(), ids, span.prompt.k, np.arange(len(ids)), is_log=self._is_log))
+            columns.append(measure(logits, ids, span.prompt.k, is_log=self._is_log))
         return columns
 
     def collect(self, spans: Sequence[Span], computed: Sequence[Sequence[Measured]]) -> dict[int, LogprobsColumns]:

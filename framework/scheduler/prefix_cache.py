@@ -68,8 +68,15 @@ class PrefixCache:
         Leaves at least one known token to compute. Empty for a request that asks for prompt logprobs, which need every
         position computed. Takes no reference: acquire the blocks before the next allocation.
         """
+        return self._find(request) if request.params.prompt_logprobs is None else [[] for _ in self._groups]
+
+    def num_passed_over(self, request: Request) -> int:
+        """Blocks of its known prefix that a request computes again, since it asks for prompt logprobs."""
+        return 0 if request.params.prompt_logprobs is None else len(self._find(request)[0])
+
+    def _find(self, request: Request) -> list[list[int]]:
         hits: list[list[int]] = [[] for _ in self._groups]
-        if not self._enabled or request.params.prompt_logprobs is not None:
+        if not self._enabled:
             return hits
         extend_hashes(request, (request.num_tokens - 1) // self._block_size, self._block_size)
         for digest in request.block_hashes[: (request.num_tokens - 1) // self._block_size]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _COUNTS = (
     "num_preemptions", "num_swap_outs", "num_swap_fallbacks", "num_failed_loads", "prefix_hit_tokens",
-    "connector_hit_tokens", "prefix_query_tokens",
+    "connector_hit_tokens", "prefix_query_tokens", "prefix_recomputed_tokens",
 )  # fmt: skip
 _RUNNING = RequestStatus.RUNNING
 _by_arrival = attrgetter("arrival_index")
@@ -454,6 +454,8 @@ class Scheduler:
     def _take_blocks(self, request: Request, hits: list[list[int]], num_computed: int, num_external: int) -> None:
         """Begins a stay: gives a waiting request, which waits no longer, the blocks of every known token."""
         num_hits = len(hits[0])
+        if request.num_cached_tokens < 0:  # allocating may evict what stands there
+            self._counts["prefix_recomputed_tokens"] += self._cache.num_passed_over(request) * self._block_size
         for blocks in hits:
             self.pool.acquire(blocks)
         for blocks in hits:

@@ -225,6 +225,30 @@ def test_lowered_upper_bound_masks_the_best_tokens(bench):
     assert found.top_ids[0].tolist() == [3, 2, 0] and found.top_logprobs[0].tolist() == [3.0, 2.0, 1.0]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_observers_see_both_kinds_of_logits_in_every_mode(bench, mode):
+    class Watch(NoThree):
+        """Returns what it saw."""
+
+        spec = StageSpec("watch", "observe", extra_args=("on",))
+
+        def wants(self, params):
+            return True
+
+        def observe(self, raw, processed, rows, ids):
+            return raw.clone(), processed.clone()
+
+        def collect(self, payload):
+            return payload
+
+    each = [SamplingParams(temperature=0.5, top_k=2, seed=1, logprobs=1), SamplingParams(temperature=0, logprobs=1)]
+    one = bench("temperature", "top_k", "gumbel", "watch", vocab=8, mode=mode, others={"watch": Watch}).add(*each)
+    raw, processed = one.sample(LOGITS.repeat(2, 1)).payloads["watch"]
+    kept = torch.full((8,), -torch.inf).index_copy(0, torch.tensor([1, 3]), torch.tensor([8.0, 6.0]))
+    assert torch.equal(raw, LOGITS.repeat(2, 1))
+    assert torch.equal(processed, torch.stack([kept, LOGITS[0]]))
+
+
 # --------------------------------------------------------------------------------------------------- ranks, listed ids
 
 

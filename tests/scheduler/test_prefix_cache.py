@@ -102,7 +102,9 @@ def test_request_for_prompt_logprobs_takes_no_hit(sim):
     run_alone(shadow, sim.request("r", range(12)))
     params = SamplingParams(max_tokens=4, prompt_logprobs=0)
     assert run_alone(shadow, sim.request("s", range(12), params=params, arrival=1)).num_cached_tokens == 0
+    assert shadow.scheduler.stats()["prefix_recomputed_tokens"] == 8
     assert run_alone(shadow, sim.request("t", range(12), arrival=2)).num_cached_tokens == 8
+    assert shadow.scheduler.stats()["prefix_recomputed_tokens"] == 8
 
 
 def test_switched_off_cache_neither_hits_nor_hashes(sim):

@@ -219,6 +219,7 @@ def test_stats_count_requests_blocks_and_hits(sim):
         "prefix_hit_tokens": 0,
         "connector_hit_tokens": 0,
         "prefix_query_tokens": 9,
+        "prefix_recomputed_tokens": 0,
     }
     shadow.drain()
     stats = shadow.scheduler.stats()
