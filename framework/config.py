@@ -157,8 +157,12 @@ class StageConfig:
 
 
 GUMBEL_STAGES = tuple(
-    StageConfig(name, name) for name in ("min_tokens", "temperature", "min_p", "top_k", "top_p", "gumbel")
-)
+    StageConfig(name, name)
+    for name in (
+        "allowed_ids", "min_tokens", "bad_words", "no_repeat_ngram", "logit_bias", "penalties", "temperature", "min_p",
+        "top_k", "top_p", "gumbel",
+    )
+)  # fmt: skip
 """Stages of the default pipeline, those of `conf/sampler/gumbel.yaml`."""
 
 

@@ -8,7 +8,7 @@ on every machine: devices and optional libraries are touched in `__init__`, not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -517,6 +517,14 @@ class SamplerStage(Protocol):
 
     def commit(self, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None:
         """The only place where state changes in a step, on the device. sampled [R, k + 1], num_valid [R]."""
+
+
+@runtime_checkable
+class Forbids(Protocol):
+    """Of a sampler stage that forbids single tokens whatever is generated; a stage need not have it."""
+
+    def forbidden_ids(self, params: SamplingParams) -> Collection[int]:
+        """Asked at admission, after `validate`: an `allowed_token_ids` that holds no other id is refused."""
 
 
 # ------------------------------------------------------------------------- speculation, grammar, connector, executor

@@ -12,7 +12,7 @@ from framework.errors import NotBuiltError
 OPTIONS: dict[str, tuple[str, ...]] = {
     "backend": ("cuda", "tpu"),
     "run": ("new", "serve", "replay"),
-    "sampler/stage": ("grammar", "allowed_ids", "bad_words", "logit_bias", "penalties"),
+    "sampler/stage": ("grammar",),
 }
 KEYS = ("server",)
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from framework.request import SamplingParams
     from framework.sampling.deployed import Deployed
 
-BUILT = ("min_tokens", "temperature", "top_k", "top_p", "min_p")
-"""Sampling fields whose stages are ours; a pipeline need not have them."""
-UNBUILT = (
-    "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "allowed_token_ids", "bad_words",
-    "bad_words_token_ids", "structured_outputs",
+BUILT = (
+    "min_tokens", "allowed_token_ids", "bad_words", "bad_words_token_ids", "logit_bias", "repetition_penalty",
+    "frequency_penalty", "presence_penalty", "temperature", "top_k", "top_p", "min_p",
 )  # fmt: skip
+"""Sampling fields whose stages are ours; a pipeline need not have them."""
+UNBUILT = ("structured_outputs",)
 """Sampling fields whose own stage is not built yet; a third party's stage may read them already."""
 
 
@@ -35,6 +35,7 @@ def check_request(name: str, stages: Sequence[Deployed], vocab_size: int, params
             _check_read(name, stages, active, field, getattr(params, field))
     for one in active:
         _ask(name, one, params)
+    _check_some_id_is_left(active, vocab_size, params)
 
 
 def active_stages(stages: Sequence[Deployed], params: SamplingParams) -> list[Deployed]:
@@ -104,6 +105,23 @@ def _check_extra_args(stages: Sequence[Deployed], params: SamplingParams) -> Non
 
 def _unknown(key: str, known: Any) -> str:
     return f"which is no stage of this pipeline.{did_you_mean(key, known)} Deployed: {', '.join(known)}"
+
+
+def _check_some_id_is_left(active: Sequence[Deployed], vocab_size: int, params: SamplingParams) -> None:
+    """Refuses an allow-list of which other parameters forbid every id, whatever is generated."""
+    left, by = set(params.allowed_token_ids or ()), []
+    if not left:
+        return
+    for one in active:
+        forbidden = left.intersection(one.forbidden_ids(params))
+        if forbidden:
+            by += [f for f in one.spec.params if not _is_off(f, getattr(params, f), vocab_size)]
+            left -= forbidden
+    if not left:
+        raise RequestError(
+            f"allowed_token_ids={shown(list(params.allowed_token_ids))} leaves no token: every id of it is forbidden by"
+            f" {' and '.join(f for f in by if f != 'allowed_token_ids')}. Allow another id, or leave a word out"
+        )
 
 
 def _ask(name: str, one: Deployed, params: SamplingParams) -> None:

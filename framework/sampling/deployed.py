@@ -5,7 +5,7 @@ What a row holds before a stage writes it is decided here as well. Called when a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,8 @@ METHODS = {
     "observe": ("observe", "collect"),
 }  # fmt: skip
 ALWAYS = ("wants", "validate", "add_request", "commit")
+FORBIDS = "forbidden_ids"
+"""What a stage may have as well, see `interfaces.Forbids`."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,11 @@ class Deployed:
         changed: SamplingParams = params.replace(extra_args=None if own is None else {self.spec.name: own})
         return changed
 
+    def forbidden_ids(self, params: SamplingParams) -> Collection[int]:
+        """Ids that the stage never lets a request draw, see `interfaces.Forbids`."""
+        ask = getattr(self.stage, FORBIDS, None)
+        return () if ask is None or not self.stage.wants(self.view(params)) else ask(self.view(params))
+
 
 def deploy(config: StageConfig, index: int, registry: Registry, ctx_factory: ContextFactory) -> Deployed:
     """Builds one stage. PluginError when it is not there or lacks a method, ConfigError when it refuses its options."""
@@ -80,7 +87,8 @@ def deploy(config: StageConfig, index: int, registry: Registry, ctx_factory: Con
     except ValueError as error:
         raise ConfigError(f"sampler.stages.{config.key}: {error}") from error
     label = registry.label(registry.spec("stage", config.name))
-    guarded = GuardedStage(stage, config.key, label, (*ALWAYS, *METHODS[spec.kind]))
+    optional = (FORBIDS,) if hasattr(stage, FORBIDS) else ()
+    guarded = GuardedStage(stage, config.key, label, (*ALWAYS, *METHODS[spec.kind], *optional))
     return Deployed(config.key, spec, guarded, ctx, 1 << index)
 
 

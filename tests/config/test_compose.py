@@ -29,11 +29,14 @@ from framework.discovery import dist_name, entry_points_of
 from framework.errors import ConfigError, FrameworkError, NotBuiltError, PluginError
 from framework.plugins import ComponentSpec, Registry, hookimpl
 
+SHARED = ("allowed_ids", "min_tokens", "bad_words", "no_repeat_ngram", "logit_bias", "penalties")
+"""Stages that greedy rows see as well."""
+
 
 def test_yaml_defaults_equal_those_of_the_dataclasses():
     assert compose() == Config()
     stages = [stage.key for stage in Config().sampler.stages]
-    assert stages == ["min_tokens", "temperature", "min_p", "top_k", "top_p", "gumbel"]
+    assert stages == [*SHARED, "temperature", "min_p", "top_k", "top_p", "gumbel"]
 
 
 def test_every_sampling_parameter_is_a_key_of_the_sampler():
@@ -51,19 +54,19 @@ def test_words_set_what_they_name():
     assert dict(config.sampler.params) == {"stop": ["a", "b"]}
 
 
-def test_greedy_pipeline_holds_the_greedy_stage_alone():
-    assert [stage.key for stage in compose(["sampler=greedy"]).sampler.stages] == ["min_tokens", "greedy"]
+def test_greedy_pipeline_holds_what_may_change_the_best_token():
+    assert [stage.key for stage in compose(["sampler=greedy"]).sampler.stages] == [*SHARED, "greedy"]
 
 
 @pytest.mark.parametrize("word", ["sampler.stages.min_p=null", "~sampler.stages.min_p"])
 def test_stage_is_removed(word):
     stages = [stage.key for stage in compose([word]).sampler.stages]
-    assert stages == ["min_tokens", "temperature", "top_k", "top_p", "gumbel"]
+    assert stages == [*SHARED, "temperature", "top_k", "top_p", "gumbel"]
 
 
 def test_stage_is_moved_by_its_order():
     stages = compose(["sampler.stages.top_p.order=750"]).sampler.stages
-    assert [stage.key for stage in stages] == ["min_tokens", "temperature", "top_p", "min_p", "top_k", "gumbel"]
+    assert [stage.key for stage in stages] == [*SHARED, "temperature", "top_p", "min_p", "top_k", "gumbel"]
 
 
 @pytest.mark.parametrize(
@@ -263,7 +266,7 @@ def knob(monkeypatch):
 
 def test_options_hold_the_values_of_the_components_own_dataclass(knob):
     config = compose([*knob, "sampler.stages.knob.size=4", "sampler.stages.knob.names=[a]"])
-    stage = config.sampler.stages[4]
+    stage = config.sampler.stages[len(SHARED) + 3]
     assert stage == StageConfig("knob", "knob", {"size": 4, "names": ["a"], "rate": 0.5})
     options = composing.registry().build_options("stage", "knob", stage.options)
     assert options == KnobOptions(4, ["a"])

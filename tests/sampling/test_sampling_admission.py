@@ -83,14 +83,18 @@ def test_removed_stage_makes_its_parameter_refused_but_not_a_greedy_row(bench):
 @pytest.mark.parametrize(
     ("field", "value"),
     [("repetition_penalty", 1.2), ("frequency_penalty", 0.5), ("presence_penalty", -0.5), ("logit_bias", {3: 1.0}),
-     ("bad_words", ["x"]), ("bad_words_token_ids", [[1]]), ("allowed_token_ids", [1]),
-     ("structured_outputs", {"regex": "a+"})],
+     ("bad_words", ["x"]), ("bad_words_token_ids", [[1]]), ("allowed_token_ids", [1])],
 )  # fmt: skip
-def test_parameters_of_parts_that_are_not_built_are_refused_by_name(bench, field, value):
-    refused(bench(), f"SamplingParams.{field}=.* is not built yet", NotBuiltError, **{field: value})
+def test_parameters_that_no_stage_of_the_pipeline_reads_are_refused(bench, field, value):
+    refused(bench(), f"sampler=gumbel has no stage that reads {field}=", **{field: value})
 
 
-def test_a_third_party_stage_may_serve_what_is_not_built(bench):
+def test_parameters_of_parts_that_are_not_built_are_refused_by_name(bench):
+    text = r"SamplingParams\.structured_outputs=.* is not built yet"
+    refused(bench(), text, NotBuiltError, structured_outputs={"regex": "a+"})
+
+
+def test_a_third_party_stage_may_serve_a_parameter_in_the_place_of_ours(bench):
     one = bench("penalty", "gumbel", others={"penalty": Penalty})
     one.pipeline.validate(SamplingParams(presence_penalty=0.5))
     refused(
@@ -99,7 +103,31 @@ def test_a_third_party_stage_may_serve_what_is_not_built(bench):
         presence_penalty=0.5,
         stages={"penalty": False},
     )
-    refused(one, "frequency_penalty=0.5 is not built yet", NotBuiltError, frequency_penalty=0.5)
+    refused(one, "sampler=gumbel has no stage that reads frequency_penalty=0.5", frequency_penalty=0.5)
+
+
+class Odd(Penalty):
+    """A third party's mask that forbids what its parameter says."""
+
+    spec = StageSpec("odd", "mask", (), ("allowed_token_ids", "bad_words_token_ids"))
+
+    def wants(self, params):
+        return bool(params.bad_words_token_ids)
+
+    def validate(self, params):
+        pass
+
+    def forbidden_ids(self, params):
+        return {word[0] for word in params.bad_words_token_ids} - {9}
+
+
+def test_allow_list_of_which_a_stage_forbids_every_id_is_refused(bench):
+    one = bench("odd", "gumbel", others={"odd": Odd}, keys={"odd": "renamed"})
+    one.pipeline.validate(SamplingParams(allowed_token_ids=[4, 5], bad_words_token_ids=[[4]]))
+    one.pipeline.validate(SamplingParams(allowed_token_ids=[4, 9], bad_words_token_ids=[[4], [9]]))
+    one.pipeline.validate(SamplingParams(allowed_token_ids=[4]))
+    text = r"allowed_token_ids=\[4, 5\] leaves no token: every id of it is forbidden by bad_words_token_ids\. Allow"
+    refused(one, text, allowed_token_ids=[4, 5], bad_words_token_ids=[[4], [5], [6]])
 
 
 def test_switches_name_deployed_stages_only(bench):

@@ -242,11 +242,11 @@ def test_checkpoint_alone_makes_a_greedy_default(folders, tmp_path):
 
 
 def test_what_only_the_checkpoint_says_refuses_nothing_but_is_logged(folders, tmp_path, caplog):
-    folder = with_generation_config(folders, tmp_path, temperature=0.6, repetition_penalty=1.1)
+    folder = with_generation_config(folders, tmp_path, temperature=0.6, top_p=0.9, repetition_penalty=1.1)
     with caplog.at_level(logging.WARNING, "framework"), LLM(folder, overrides=[*SMALL, "sampler=greedy"]) as llm:
         assert llm.generate([4])[0].outputs[0].token_ids
     said = [r.getMessage() for r in caplog.records if "has no effect" in r.getMessage()]
-    assert [text.split()[0] for text in said] == ["temperature", "repetition_penalty"]
+    assert [text.split()[0] for text in said] == ["temperature", "top_p"]
 
 
 def test_wrong_value_in_generation_config_is_a_config_error(folders, tmp_path):
@@ -265,9 +265,9 @@ def test_greedy_sampler_refuses_a_named_temperature_naming_both(folders, tempera
 
 @pytest.mark.parametrize(("words", "kind", "message"), [
     (["sampler=greedy", "sampler.temperature=0.7"], ConfigError, r"defaults of sampler\.<param>: .*temperature=0\.7"),
-    (["sampler.logit_bias={4:1.0}"], NotBuiltError, r"sampler\.logit_bias=.* is not built yet"),
+    (["sampler.structured_outputs={regex:a}"], NotBuiltError, r"sampler\.structured_outputs=.* is not built yet"),
+    (["sampler.logit_bias={99:1.0}"], ConfigError, "logit_bias holds 99, outside the vocabulary"),
     (["sampler.stop_token_ids=[99]"], ConfigError, "stop_token_ids holds 99"),
-    (["sampler.repetition_penalty=1.2"], NotBuiltError, r"sampler\.repetition_penalty=1\.2 is not built yet"),
 ])  # fmt: skip
 def test_configured_default_that_cannot_be_served_is_refused_at_start_up(folders, words, kind, message):
     with pytest.raises(kind, match=message):

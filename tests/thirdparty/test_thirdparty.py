@@ -71,9 +71,9 @@ def test_switch_leaves_a_plugin_out_with_its_yaml(framework):
 def test_stage_stands_before_its_anchor_also_when_the_sampler_lacks_it(installed, tmp_path):
     program = """
 from framework.config import compose
-print([s.key for s in compose(["+sampler/stage=acme_bias"]).sampler.stages])
-print([s.key for s in compose(["+sampler/stage=acme_bias", "sampler=greedy"]).sampler.stages])
-print([s.key for s in compose(["+sampler/stage=acme_bias", "sampler.stages.acme_bias.before=top_k"]).sampler.stages])
+for words in ([], ["sampler=greedy"], ["sampler.stages.acme_bias.before=top_k"]):
+    keys = [s.key for s in compose(["+sampler/stage=acme_bias", *words]).sampler.stages]
+    print(keys[keys.index("penalties"):])
 """
     result = subprocess.run(
         [sys.executable, "-c", program],
@@ -83,9 +83,9 @@ print([s.key for s in compose(["+sampler/stage=acme_bias", "sampler.stages.acme_
         text=True,
     )
     assert result.stdout.splitlines() == [
-        "['min_tokens', 'acme_bias', 'temperature', 'min_p', 'top_k', 'top_p', 'gumbel']",
-        "['min_tokens', 'acme_bias', 'greedy']",
-        "['min_tokens', 'temperature', 'min_p', 'acme_bias', 'top_k', 'top_p', 'gumbel']",
+        "['penalties', 'acme_bias', 'temperature', 'min_p', 'top_k', 'top_p', 'gumbel']",
+        "['penalties', 'acme_bias', 'greedy']",
+        "['penalties', 'temperature', 'min_p', 'acme_bias', 'top_k', 'top_p', 'gumbel']",
     ], result.stderr
 
 

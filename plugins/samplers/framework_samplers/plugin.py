@@ -8,8 +8,13 @@ from framework.plugins import ComponentSpec, hookimpl
 @hookimpl
 def framework_components() -> list[ComponentSpec]:
     return [
+        ComponentSpec("stage", "allowed_ids", "framework_samplers.allowed_ids:AllowedIds"),
         ComponentSpec("stage", "min_tokens", "framework_samplers.min_tokens:MinTokens"),
+        ComponentSpec("stage", "bad_words", "framework_samplers.bad_words:BadWords"),
+        ComponentSpec("stage", "no_repeat_ngram", "framework_samplers.no_repeat_ngram:NoRepeatNgram"),
         _with_options("thinking_budget", "framework_samplers.thinking_budget:ThinkingBudget", "ThinkingBudgetConfig"),
+        ComponentSpec("stage", "logit_bias", "framework_samplers.logit_bias:LogitBias"),
+        ComponentSpec("stage", "penalties", "framework_samplers.penalties:Penalties"),
         _with_options("dry", "framework_samplers.dry:Dry", "DryConfig"),
         ComponentSpec("stage", "temperature", "framework_samplers.temperature:Temperature"),
         ComponentSpec("stage", "dynamic_temperature", "framework_samplers.dynamic_temperature:DynamicTemperature"),

@@ -1,0 +1,58 @@
+"""Stage `no_repeat_ngram`: no sequence of so many tokens stands twice in prompt and output together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from framework.batch import Field, NewRequest, Rows
+from framework.interfaces import Capabilities, StageContext, StageSpec
+from framework.request import SamplingParams
+from framework.sampling.history import ngram_ends
+from framework_samplers.own_args import asks, integer, own
+
+MAX_SIZE = 64
+"""Longest n-gram: each of its tokens costs a pass over the tokens before."""
+
+
+class NoRepeatNgram:
+    """Masks every token that would complete an n-gram which stands before it already, in the prompt or in the output.
+
+    A request asks by `extra_args={"no_repeat_ngram": {"size": n}}`. Source: transformers' NoRepeatNGramLogitsProcessor.
+    """
+
+    spec: ClassVar[StageSpec] = StageSpec(
+        "no_repeat_ngram",
+        kind="mask",
+        fields=(Field("size", "int32"),),
+        caps=Capabilities(keeps=frozenset({"kept_set", "async", "drafts", "batch_invariant", "deterministic"})),
+        extra_args=("size",),
+    )
+
+    def __init__(self, options: Mapping[str, Any], ctx: StageContext):
+        self._size = ctx.column("size")
+        self._token_ids = ctx.token_ids
+
+    def wants(self, params: SamplingParams) -> bool:
+        return asks(params, self.spec.name)
+
+    def validate(self, params: SamplingParams) -> None:
+        if asks(params, self.spec.name):
+            integer("size", own(params, self.spec.name).get("size"), 1, MAX_SIZE)
+
+    def add_request(self, req_idx: int, params: SamplingParams, request: NewRequest) -> None:
+        self._size.np[req_idx] = own(params, self.spec.name)["size"]
+
+    def apply(self, logits: Tensor, rows: Rows) -> None:
+        tokens = self._token_ids[rows.req_idx]
+        longest = int(self._size.np[rows.req_idx_np].max(initial=0))
+        ends = ngram_ends(tokens, rows.position, self._size.dev[rows.req_idx], longest)
+        # The lesser of a logit and +inf is the logit, bit for bit: that is what all other places give token 0.
+        bound = torch.where(ends, -torch.inf, torch.inf)
+        logits.scatter_reduce_(1, torch.where(ends, tokens, 0).long(), bound, "amin")
+
+    def commit(self, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None:
+        """Nothing changes with the tokens but what stands before a row, which the context brings."""
