@@ -490,7 +490,7 @@ class NewTokens:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """logprob: natural log (or a raw logit, by `sampler.logprobs_mode`); rank: 1 + number of strictly larger."""
+    """logprob: natural log, or a logit, by `sampler.logprobs_mode`; -inf when masked. rank: 1 + number of strictly larger."""
 
     logprob: float
     rank: int | None

@@ -52,6 +52,7 @@ VALID = {
     "include_stop_str_in_output": st.booleans(),
     "logprobs": st.integers(-1, 3),
     "prompt_logprobs": st.integers(-1, 2),
+    "logprob_token_ids": st.lists(token_id, max_size=3),
     "detokenize": st.booleans(),
     "skip_special_tokens": st.booleans(),
     "output_kind": st.sampled_from(["final", "cumulative", "delta"]),

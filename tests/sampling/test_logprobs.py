@@ -210,6 +210,13 @@ def test_greedy_row_tells_its_processed_distribution_at_temperature_one(bench):
     np.testing.assert_allclose(found.top_logprobs[0], masked.log_softmax(-1)[found.top_ids[0]], atol=1e-6)
 
 
+def test_greedy_pipeline_tells_what_its_masks_leave(bench):
+    params = SamplingParams(logprobs=2, extra_args=MASKED)
+    one = bench("no_three", "greedy", name="greedy", vocab=8, mode="processed_logits", others={"no_three": NoThree})
+    _, found, _ = columns(one.add(params), LOGITS)
+    assert found.top_ids[0].tolist() == [1, 2] and found.top_logprobs[0].tolist() == [4.0, 2.0]
+
+
 def test_lowered_upper_bound_masks_the_best_tokens(bench):
     class NotTheBest(NoThree):
         """Lowers hi below the best token, as stages that exclude top choices do."""
