@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any, ClassVar
@@ -21,13 +21,16 @@ from framework_samplers.token_ids import check_ids
 MAX_TOKENS = 8192
 """Tokens that all words of a request may have together: how many words and how long is up to the request."""
 
-Words = Sequence[Sequence[int]]
+SOMETHING = "\n"
+"""What a word may follow: it merges with no word, and no tokenizer puts a space behind it."""
+
+Words = Sequence[tuple[int, ...]]
 
 
 class BadWords:
     """Masks the last token of a word whose earlier tokens were just generated; a word of one token always.
 
-    Tokens of the prompt match nothing. A string is encoded with a leading space and without: both are its words.
+    Tokens of the prompt match nothing. A string stands for all of its spellings, with a leading space and without.
     A row lists the tokens of all its words one behind the other. Of each it knows how far before the drawn token it
     must stand, 0 for the last one of a word, and the place of that last one, where mismatches are counted.
     """
@@ -103,18 +106,26 @@ class BadWords:
             raise ValueError(
                 f"bad_words={shown(list(words))} needs text, and the model has no tokenizer; use bad_words_token_ids"
             )
-        return [self._ids(word, text) for word in words for text in spellings(word)]
+        return list(chain.from_iterable(self._ids_of(word) for word in words))
 
-    def _ids(self, word: str, text: str) -> tuple[int, ...]:
+    def _ids_of(self, word: str) -> Words:
         assert self._encode is not None, "checked by the caller"
-        ids = tuple(self._encode(text))
-        if not ids:
+        found = [ids for ids in spellings(word, self._encode) if ids]
+        if not found:
             raise ValueError(f"bad_words holds {shown(word)}, of which the tokenizer makes no token; leave it out")
-        check_ids(f"bad_words: {shown(word)}", ids, self._vocab_size)
-        return ids
+        check_ids(f"bad_words: {shown(word)}", chain.from_iterable(found), self._vocab_size)
+        return found
 
 
-def spellings(word: str) -> tuple[str, ...]:
-    """A word as it begins a text and as it follows another one; one of spaces alone is what it is."""
+def spellings(word: str, encode: Callable[[str], Sequence[int]]) -> Iterator[tuple[int, ...]]:
+    """Token ids of a word with a leading space and without, each as it begins a text and as it follows something.
+
+    Tokenizers that put a space before every text spell these differently: what follows something is cut out of a text.
+    """
     bare = word.lstrip(" ")
-    return (bare, f" {bare}") if bare else (word,)
+    before = tuple(encode(SOMETHING))
+    for text in (bare, f" {bare}") if bare else (word,):
+        yield tuple(encode(text))
+        behind = tuple(encode(SOMETHING + text))
+        if behind[: len(before)] == before:
+            yield behind[len(before) :]

@@ -4,14 +4,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers
 from transformers import NoBadWordsLogitsProcessor
 
 from framework import SamplingParams
-from framework_samplers.bad_words import MAX_TOKENS, BadWords
+from framework_samplers.bad_words import MAX_TOKENS, BadWords, spellings
 
 VOCAB = 500
 PROMPT = [9, 188]
-SPELLED = {"bad": [4], " bad": [5, 6, 7], "x": [8], " x": [9], " ": [2], "none": [], " none": [1], "far": [VOCAB]}
+SPELLED = {"bad": [4], " bad": [5, 6, 7], "x": [8], " x": [9], " ": [2], "none": [], " none": [],
+           "far": [VOCAB], " far": []}  # fmt: skip
+
+
+def spelled(text):
+    """As a tokenizer to which a line break is a space like others."""
+    return [] if text == "\n" else SPELLED[text.removeprefix("\n")]
 
 
 def banned(one, **how):
@@ -62,7 +69,7 @@ class TestC3:
         assert banned(one) == [[], []]
 
     def test_strings_are_banned_in_both_spellings_also_when_lengths_differ(self, driven):
-        one = driven(BadWords, VOCAB, encode=SPELLED.__getitem__)
+        one = driven(BadWords, VOCAB, encode=spelled)
         for word in ("bad", " bad"):
             one.add(SamplingParams(bad_words=word), PROMPT, [5, 6])
         one.add(SamplingParams(bad_words=["x", " "], bad_words_token_ids=[[5, 3]]), PROMPT, [5])
@@ -82,6 +89,18 @@ class TestC3:
         assert banned(one, drafts={1: [7, 3]}) == [[], [8, 469], [], [4]]
 
 
+def test_word_is_found_behind_something_where_the_tokenizer_puts_a_space_before_every_text():
+    tokens = ["<unk>", "▁fox", "▁", "fox", "\n", "f", "o", "x"]
+    backend = Tokenizer(models.Unigram([(token, -float(i)) for i, token in enumerate(tokens)], unk_id=0))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    found = set(spellings("fox", lambda text: backend.encode(text).ids))
+    assert found == {
+        (1,),
+        (2, 1),
+        (3,),
+    }  # as a text of its own or behind a space; with a space before it; behind a bracket
+
+
 def test_more_tokens_than_a_row_holds_are_refused(driven):
     stage = driven(BadWords, VOCAB).stage
     stage.validate(words([1] * MAX_TOKENS))
@@ -99,7 +118,7 @@ def test_more_tokens_than_a_row_holds_are_refused(driven):
 )
 def test_words_that_are_no_tokens_of_the_model_are_refused(driven, params, text):
     with pytest.raises(ValueError, match=text):
-        driven(BadWords, VOCAB, encode=SPELLED.__getitem__).stage.validate(SamplingParams(**params))
+        driven(BadWords, VOCAB, encode=spelled).stage.validate(SamplingParams(**params))
 
 
 def test_strings_need_a_tokenizer(driven):
