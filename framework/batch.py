@@ -37,6 +37,9 @@ class Field:
             PER_TOKEN, PER_32_TOKENS (a bit a token of int32 words)
     init    the neutral value: a row that holds it makes its owner the identity (a captured graph runs every row)
     pooled  True gives a `PooledColumn`: memory only for requests that take it, for state as wide as the vocabulary
+    lasting True for state that the known tokens do not tell: a preempted request finds it again when it comes back,
+            written over what `add_request` left. Not with pooled. Steps in flight at a preemption count for nothing
+            though they have been committed, up to `max_in_flight` of them: keep values by position where that matters
     """
 
     name: str
@@ -44,6 +47,11 @@ class Field:
     width: int = 1
     init: float | int | bool = 0
     pooled: bool = False
+    lasting: bool = False
+
+    def __post_init__(self) -> None:
+        if self.pooled and self.lasting:
+            raise ValueError(f"field '{self.name}' cannot be both pooled and lasting. Leave out one of the two")
 
     def sized(self, vocab_size: int) -> Field:
         """The field with the width that it has for a vocabulary."""
@@ -308,7 +316,8 @@ class StepOutput:
     prompt_logprobs  {batch row: columns of the prompt's tokens from the second on}, of rows that asked and whose prompt
                   is whole with this step; None when no row asked
     errors        {batch row: message} for rows whose distribution is empty or not a number; their draw means nothing
-    payloads      {stage name: whatever its `collect` returned; of a list, None for rows that do not want the stage}
+    payloads      {stage name: whatever its `collect` returned}, but for stages that tell requests
+    told          {stage name: an entry a logits row}, None for rows that do not want the stage
     timings       {"prepare": seconds, ...} host seconds of the step's parts
     connector     None when the connector has nothing to report
     is_lost       the step failed: nothing that it was told to do is sure, and it draws nothing
@@ -324,4 +333,5 @@ class StepOutput:
     is_lost: bool = False
     errors: dict[int, str] = field(default_factory=dict)
     payloads: dict[str, Any] = field(default_factory=dict)
+    told: dict[str, list[Any]] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)

@@ -447,6 +447,7 @@ class StageSpec:
     caps       needs / keeps, see Capabilities
     essential  True for stages a request cannot switch off (grammar, allowed ids, min_tokens)
     extra_args names it knows in a request's extra_args of the stage: a request with another one is refused
+    tells_requests  observe: requests that want it find what it tells of their tokens in `CompletionOutput.payloads`
     """
 
     name: str
@@ -456,6 +457,7 @@ class StageSpec:
     caps: Capabilities = Capabilities()
     essential: bool = False
     extra_args: tuple[str, ...] = ()
+    tells_requests: bool = False
 
 
 @dataclass(frozen=True)
@@ -512,8 +514,8 @@ class SamplerStage(Protocol):
         """observe: a payload on the device."""
 
     def collect(self, payload: Any) -> Any:
-        """observe: the payload on the host, after the step. A list has one entry a logits row: requests that want the
-        stage find theirs in `CompletionOutput.payloads`. Anything else is told in `StepOutput.payloads` only."""
+        """observe: the payload on the host, after the step; a list with an entry a logits row if the stage's spec says
+        that it tells requests."""
 
     def commit(self, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None:
         """The only place where state changes in a step, on the device. sampled [R, k + 1], num_valid [R]."""

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from framework.errors import ConfigError, StageError
+from framework.errors import ConfigError, StageError, shown
 from framework.sampling.admission import active_stages, check_request
 from framework.sampling.capabilities import check_composition
 from framework.sampling.deployed import Deployed, deploy
 from framework.sampling.groups import best
 from framework.sampling.interval import inside, open_interval
+from framework.sampling.lasting import LastingState
 from framework.sampling.logprobs import Asked, Measured, to_host
 from framework.sampling.prompt_logprobs import PromptLogprobs
 
@@ -89,6 +90,7 @@ class SamplerPipeline:
         self._thresholds = [s for s in stages if s.spec.kind == "threshold"]
         self._observers = [s for s in stages if s.spec.kind == "observe"]
         self._pooling = [s for s in stages if any(field.pooled for field in s.spec.fields)]
+        self._lasting = LastingState(stages)
         ctx = self._select.ctx
         self._vocab_size = ctx.vocab_size
         self._bits = np.zeros(ctx.num_rows, np.uint64)
@@ -115,10 +117,20 @@ class SamplerPipeline:
             else:
                 one.reset_row(req_idx)
         self._bits[req_idx] = bits
+        self._lasting.add(new)
         self._asked.add(req_idx, params)
+
+    def rows_applied(self) -> None:
+        """The rows of requests that were added are on the device."""
+        self._lasting.give_back()
+
+    def preempt(self, req_idx: int) -> None:
+        """The request of the row will come back; `release` follows."""
+        self._lasting.preempt(req_idx)
 
     def release(self, req_idx: int) -> None:
         """The request of the row has left: pools have its place back."""
+        self._lasting.release(req_idx)
         for one in self._pooling:
             one.release(req_idx)
 
@@ -236,18 +248,22 @@ class SamplerPipeline:
         return ids, logprobs, faults
 
     def collect_payloads(self, result: SampleResult) -> dict[str, Any]:
-        """{stage name: payload on the host} of the observe stages that ran; see `SamplerStage.collect`."""
-        return {s.key: self._told(s, result) for s in self._observers if s.key in result.payloads}
+        """{stage name: payload on the host} of the observe stages that ran, but for those that tell requests."""
+        ran = [s for s in self._observers if s.key in result.payloads and not s.spec.tells_requests]
+        return {s.key: s.stage.collect(result.payloads[s.key]) for s in ran}
 
-    def _told(self, one: Deployed, result: SampleResult) -> Any:
-        """What an observer says: of a list of rows those that want it, None in the place of the others."""
+    def collect_told(self, result: SampleResult) -> dict[str, list[Any]]:
+        """{stage name: an entry a logits row} of the observe stages that ran and tell requests."""
+        ran = [s for s in self._observers if s.key in result.payloads and s.spec.tells_requests]
+        return {s.key: self._told(s, result) for s in ran}
+
+    def _told(self, one: Deployed, result: SampleResult) -> list[Any]:
+        """Entries of the rows that want the stage, None in the place of the others."""
         told = one.stage.collect(result.payloads[one.key])
-        if not isinstance(told, list):
-            return told
         wanting = (self._bits[result.req_idx_np] & np.uint64(one.bit)).tolist()
-        if len(told) != len(wanting):
-            what = f"has {len(told)} entries for {len(wanting)} logits rows; a list must have one for each"
-            raise StageError(f"sampler stage '{one.key}': the list that collect returned {what}", one.key)
+        if not isinstance(told, list) or len(told) != len(wanting):
+            what = f"a list of {len(wanting)} entries, one a logits row, and got {shown(told)}"
+            raise StageError(f"sampler stage '{one.key}' tells requests, so its collect must return {what}", one.key)
         return [entry if wants else None for entry, wants in zip(told, wanting, strict=True)]
 
     def _fault(self, result: SampleResult, row: int) -> str:

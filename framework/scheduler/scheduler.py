@@ -563,8 +563,8 @@ class Scheduler:
                     new.logprobs_row = logprobs_row
                 if output.prompt_logprobs:
                     new.prompt_logprobs = output.prompt_logprobs.get(i)
-                if output.payloads:
-                    new.payloads = _told_of_rows(output.payloads, logprobs_row, len(new.token_ids))
+                if output.told:
+                    new.payloads = _told_of_rows(output.told, logprobs_row, len(new.token_ids))
                 news.append(new)
         return news
 
@@ -681,7 +681,7 @@ class Scheduler:
 
 def _plain_tokens(output: StepOutput, course: Course) -> list[list[int]] | None:
     """`sampled` where every row drew one token, and none of these ends a request or brings anything along."""
-    if output.errors or output.logprobs is not None or output.payloads:
+    if output.errors or output.logprobs is not None or output.told:
         return None
     if output.sampled.shape[1] != 1 or 0 in output.num_valid.tolist():
         return None
@@ -689,9 +689,9 @@ def _plain_tokens(output: StepOutput, course: Course) -> list[list[int]] | None:
     return None if course.may_end([token for (token,) in sampled]) else sampled
 
 
-def _told_of_rows(payloads: Mapping[str, Any], first: int, count: int) -> dict[str, list[Any]]:
-    """{stage: entries of `count` logits rows from `first` on} of observers that tell rows, and that the request wants."""
-    rows = {key: told[first : first + count] for key, told in payloads.items() if isinstance(told, list)}
+def _told_of_rows(told: Mapping[str, list[Any]], first: int, count: int) -> dict[str, list[Any]]:
+    """{stage: entries of `count` logits rows from `first` on} of the observe stages that the request wants."""
+    rows = {key: entries[first : first + count] for key, entries in told.items()}
     return {key: entries for key, entries in rows.items() if any(entry is not None for entry in entries)}
 
 

@@ -21,6 +21,7 @@ from framework.request import SamplingParams
 from framework.sampling.deployed import Deployed
 from framework.sampling.groups import best
 from framework.sampling.interval import open_interval
+from framework.sampling.lasting import LastingState
 from framework.worker.pooled_column import PooledColumn
 
 VOCAB_SIZE = 300  # not a multiple of 128: the last group is short
@@ -186,6 +187,7 @@ class StageBench:
         self.held: dict[int, Held] = {}
         self._nonsense = torch.Generator().manual_seed(nonsense)
         self.rebuild()
+        self._lasting = LastingState([self.deployed])
 
     def rebuild(self) -> None:
         """Another object of the stage over the same columns."""
@@ -206,17 +208,21 @@ class StageBench:
         new = new_request(
             req_idx, params, FIRST_SEED + number, outputs=outputs, num_computed_tokens=num_computed_tokens
         )
+        new.request_id = f"request-{number}"
         if self.stage.wants(params):
             self.stage.add_request(req_idx, params, new)
         else:
             self.deployed.reset_row(req_idx)
         for declared in self.spec.fields:
             self.ctx.column(declared.name).send(req_idx)
+        self._lasting.add(new)
+        self._lasting.give_back()
         self.held[req_idx] = Held(number, new.token_ids.tolist())
         self._write(req_idx)
 
     def leave(self, req_idx: int) -> None:
         """The request of the row is preempted, or has ended."""
+        self._lasting.preempt(req_idx)
         self.deployed.release(req_idx)
         del self.held[req_idx]
 

@@ -165,6 +165,7 @@ class ModelRunner:
             connector=transfers,
             errors={int(at[i]): text for i, text in errors.items()} if errors else errors,
             payloads=self.pipeline.collect_payloads(result) if result.payloads else {},
+            told=self.pipeline.collect_told(result) if result.payloads else {},
             timings=clock.seconds,
         )
         clock.mark("post")
@@ -191,6 +192,8 @@ class ModelRunner:
         if scheduled.goes_on:
             self.table.apply(scheduled.new_block_ids)
             return
+        for row in scheduled.preempted:
+            self.pipeline.preempt(row)
         for row in (*scheduled.finished, *scheduled.preempted, *scheduled.aborted):
             self._prompts.release(row)
             self.pipeline.release(row)
@@ -199,6 +202,8 @@ class ModelRunner:
         for new in scheduled.new:
             self._add(new)
         self.table.apply(scheduled.new_block_ids)
+        if scheduled.new:
+            self.pipeline.rows_applied()
         if scheduled.block_ops:
             self._move_blocks(scheduled)
 

@@ -52,13 +52,13 @@ def test_payload_of_an_observe_stage_is_in_the_steps_output(folder):
 class TooFew(Watch):
     """Tells one row whatever there are."""
 
-    spec = StageSpec("too_few", kind="observe")
+    spec = StageSpec("too_few", kind="observe", tells_requests=True)
 
     def collect(self, payload):
         return ["one"]
 
 
-def test_a_list_without_an_entry_for_each_row_ends_the_requests_that_want_the_stage(folder):
+def test_a_stage_that_tells_requests_too_little_ends_the_requests_that_want_the_stage(folder):
     plugins = Registry.load()
     plugins._announce("tests", "tests", "1", [ComponentSpec("stage", "too_few", f"{__name__}:TooFew")])
     sampler = SamplerConfig(name="watched", stages=(StageConfig("greedy", "greedy"), StageConfig("few", "too_few")))
@@ -71,7 +71,7 @@ def test_a_list_without_an_entry_for_each_row_ends_the_requests_that_want_the_st
         outputs |= {out.request_id: out for out in engine.step()}
     engine.close()
     assert outputs["a"].error == (
-        "sampler stage 'few': the list that collect returned has 1 entries for 2 logits rows;"
-        " a list must have one for each"
+        "sampler stage 'few' tells requests, so its collect must return a list of 2 entries, one a logits row,"
+        " and got ['one']"
     )
     assert len(outputs["b"].outputs[0].token_ids) == 2 and outputs["b"].error is None

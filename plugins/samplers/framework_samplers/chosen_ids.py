@@ -34,6 +34,7 @@ class ChosenIds:
             keeps=frozenset({"argmax", "kept_set", "async", "drafts", "graph_safe", "batch_invariant", "deterministic"})
         ),
         extra_args=("ids",),
+        tells_requests=True,
     )
 
     def __init__(self, options: ChosenIdsConfig, ctx: StageContext):

@@ -29,6 +29,7 @@ class Entropy:
         caps=Capabilities(
             keeps=frozenset({"argmax", "kept_set", "async", "drafts", "graph_safe", "batch_invariant", "deterministic"})
         ),
+        tells_requests=True,
     )
 
     def __init__(self, options: Mapping[str, Any], ctx: StageContext):

@@ -17,6 +17,8 @@ from framework_samplers.own_args import number, own
 from framework_samplers.surprise import moments
 
 BITS = 1 / math.log(2)
+RING = 8
+"""Positions whose mu is kept: more than the steps in flight that a preemption may leave uncounted."""
 
 
 class Mirostat:
@@ -33,7 +35,7 @@ class Mirostat:
         "mirostat",
         kind="select",
         fields=(
-            Field("mu", "float32"),
+            Field("mu", "float32", width=RING, lasting=True),  # mu of position p stands at p modulo RING
             Field("tau", "float32"),
             Field("eta", "float32"),
             Field("surprise", "float32"),
@@ -62,7 +64,8 @@ class Mirostat:
 
     def select(self, logits: Tensor, rows: Rows, lo: Tensor, hi: Tensor) -> Tensor:
         kept = moments(logits, lo, hi)
-        least = kept.top + kept.log_sum - self._mu.dev[rows.req_idx] / BITS
+        mu = self._mu.dev[rows.req_idx, rows.position % RING]
+        least = kept.top + kept.log_sum - mu / BITS
         floor = torch.maximum(lo, torch.minimum(kept.top, least.float()))
         ids = draw(logits, rows.seed, rows.position, floor, hi)
         # Of use to the commit of this very step only: the next select writes it anew.
@@ -70,9 +73,9 @@ class Mirostat:
         return ids
 
     def commit(self, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None:
-        at = rows.req_idx
+        at, place = rows.req_idx, rows.position % RING
         error = self._surprise.dev[at] - self._tau.dev[at]
-        self._mu.dev[at] = self._mu.dev[at] - self._eta.dev[at] * error
+        self._mu.dev[at, (place + 1) % RING] = self._mu.dev[at, place] - self._eta.dev[at] * error
 
     def _surprise_of(self, ids: Tensor, logits: Tensor, lo: Tensor, hi: Tensor) -> Tensor:
         drawn_from = moments(logits, lo, hi)
