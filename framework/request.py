@@ -490,7 +490,8 @@ class NewTokens:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """logprob: natural log, or a logit, by `sampler.logprobs_mode`; -inf when masked. rank: 1 + number of strictly larger."""
+    """logprob: natural log, or a logit, by `sampler.logprobs_mode`, and -inf of a masked token; rank: 1 + number of
+    strictly larger ones."""
 
     logprob: float
     rank: int | None

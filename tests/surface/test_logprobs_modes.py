@@ -30,6 +30,14 @@ REQUESTS = (
     {"top_k": 1, "min_p": 0.5, "logprobs": 0, "min_tokens": 20},
     {"top_k": 3, "logprob_token_ids": [3, 7, 23]},
     {"temperature": 2.0, "logprobs": 1, "logprob_token_ids": [0]},
+    {
+        "temperature": 0,
+        "logit_bias": {7: 3.0, 8: -2.0},
+        "frequency_penalty": 0.5,
+        "presence_penalty": 1.0,
+        "logprobs": 3,
+    },
+    {"temperature": 0.7, "allowed_token_ids": range(5, 20), "frequency_penalty": -0.5, "top_k": 4, "logprobs": 8},
 )
 
 
@@ -63,12 +71,18 @@ def running(request, folders):
         yield mode, llm
 
 
-def told(row, mode, p, place):
-    """[V] what a mode tells of the token drawn at `place` of the output from logits `row`."""
+def told(row, mode, p, before):
+    """[V] what a mode tells of the token drawn from logits `row` when the output has the tokens `before`."""
     if mode.startswith("processed"):
         row = row.clone()
-        if place < p.min_tokens and not p.ignore_eos:
+        if p.allowed_token_ids:
+            row[[i for i in range(VOCAB) if i not in p.allowed_token_ids]] = -torch.inf
+        if len(before) < p.min_tokens and not p.ignore_eos:
             row[EOS] = -torch.inf
+        for i, bias in (p.logit_bias or {}).items():
+            row[i] += bias
+        for i in set(before):
+            row[i] -= p.frequency_penalty * before.count(i) + p.presence_penalty
         if not p.is_greedy:
             row /= p.temperature
             if p.min_p > 0:
@@ -86,7 +100,7 @@ def check(completion, last, mode, p, table):
     tokens, total = completion.token_ids, 0.0
     assert len(completion.logprobs) == len(tokens)
     for place, (before, token, entry) in enumerate(zip([last, *tokens], tokens, completion.logprobs, strict=False)):
-        exact = told(table[before], mode, p, place)
+        exact = told(table[before], mode, p, tokens[:place])
         order = sorted(range(VOCAB), key=lambda i: (-exact[i].item(), i))
         k = VOCAB if p.logprobs == -1 else p.logprobs or 0
         assert set(entry) == {token, *order[:k], *(p.logprob_token_ids or ())}
