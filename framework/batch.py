@@ -144,6 +144,18 @@ class BlockOps:
 
 
 @dataclass(slots=True)
+class GrammarRows:
+    """Tokens that logits rows may draw, where a request has a grammar; rows that are not named are free.
+
+    logits_rows  [G] int32 rows of the step's logits, rising: a request with k draft tokens has k + 1 of them
+    bits         [G, ceil(V / 32)] int32: bit i % 32 of word i // 32 is set for an id i that is allowed
+    """
+
+    logits_rows: NDArray[np.int32]
+    bits: NDArray[np.int32]
+
+
+@dataclass(slots=True)
 class SchedulerOutput:
     """One step's decisions. The scheduler makes it and nobody changes it afterwards: steps may share lists and arrays.
 
@@ -182,7 +194,7 @@ class SchedulerOutput:
     # Null until the part that fills them is built; a runner that meets a filled one it does not know must refuse.
     encoder_inputs: Any = None
     encoder_freed: Any = None
-    grammar_rows: Any = None
+    grammar_rows: GrammarRows | None = None
     pooling_rows: Any = None
     lora_slots: Any = None
     connector_meta: Any = None
@@ -222,6 +234,7 @@ class InputBatch:
     Host twins: rows_np [R] int32, num_scheduled_tokens_np [R] int32, logits_rows_np [L] (batch row of each logits row),
     seq_lens_max_np [R] int32 (upper bound; exact when no step is in flight).
     goes_on: as in `SchedulerOutput`; what an owner worked out for the last step may be moved on instead of made anew.
+    grammar_rows: as in `SchedulerOutput`, on the host.
     """
 
     input_ids: Tensor
@@ -239,6 +252,15 @@ class InputBatch:
     logits_rows_np: NDArray[np.int32]
     seq_lens_max_np: NDArray[np.int32]
     goes_on: bool = False
+    grammar_rows: GrammarRows | None = None
+
+
+@dataclass(slots=True)
+class AllowedTokens:
+    """`GrammarRows` on the device. rows [G] int64 logits rows, None when the G rows are all; bits as there."""
+
+    rows: Tensor | None
+    bits: Tensor
 
 
 @dataclass(slots=True)
@@ -252,6 +274,8 @@ class Rows:
     drafts      [R, k] int64 draft tokens, k = 0 without a drafter
     num_drafts  [R] int32
     req_idx_np  [L] int32 host twin of req_idx
+    allowed     tokens that rows with a grammar may draw; None when no row has one. For masks, which see every row of
+                the step: a part of the rows that a later stage is given does not renumber it
     """
 
     req_idx: Tensor
@@ -261,6 +285,7 @@ class Rows:
     drafts: Tensor
     num_drafts: Tensor
     req_idx_np: NDArray[np.int32]
+    allowed: AllowedTokens | None = None
 
 
 LogprobsRow = tuple["NDArray[np.int32]", "NDArray[np.float32]", "NDArray[np.int32]"]

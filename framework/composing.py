@@ -29,6 +29,7 @@ from framework.config import (
     ComponentConfig,
     Config,
     EngineOptions,
+    GrammarConfig,
     KVCacheConfig,
     ModelConfig,
     SamplerConfig,
@@ -97,7 +98,8 @@ def parts_of(cfg: DictConfig) -> tuple[Config, ComponentConfig, RunArgs]:
         kv_cache=KVCacheConfig(**conform(KVCacheConfig, nodes["kv_cache"], "kv_cache")),
         scheduler=_scheduler(nodes["scheduler"]),
         sampler=_sampler(nodes["sampler"]),
-        **{group: _component(group, nodes[group]) for group in COMPONENT_GROUPS},
+        grammar=_grammar(nodes["grammar"]),
+        **{group: _component(group, nodes[group]) for group in COMPONENT_GROUPS if group != "grammar"},
         trace=_text("trace", nodes),
     )
     run = _component("run", nodes["run"])
@@ -169,6 +171,13 @@ def _scheduler(node: Mapping[str, Any]) -> SchedulerConfig:
     )
     theirs = {key: value for key, value in node.items() if key not in own}
     return SchedulerConfig(**values, options=_options("scheduler", values["name"], theirs, "scheduler", own))
+
+
+def _grammar(node: Mapping[str, Any]) -> GrammarConfig:
+    own = ("name", "reasoning_end", "max_compiled")
+    values = conform(GrammarConfig, {key: node[key] for key in own if key in node}, "grammar", leave_out=("options",))
+    theirs = {key: value for key, value in node.items() if key not in own}
+    return GrammarConfig(**values, options=_options("grammar", _name("grammar", node), theirs, "grammar", own))
 
 
 def _component(group: str, node: Mapping[str, Any]) -> ComponentConfig:

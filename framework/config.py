@@ -69,6 +69,23 @@ class ComponentConfig:
 
 
 @dataclass(frozen=True)
+class GrammarConfig(ComponentConfig):
+    """Group `grammar`: what serves structured output.
+
+    reasoning_end  a token of the vocabulary behind which grammars hold, such as `</think>`; None: from the first token
+    max_compiled   compiled constraints that are kept for later requests, those that were used last
+    """
+
+    name: str = "auto"  # auto, none or a grammar plugin
+    reasoning_end: str | None = None
+    max_compiled: int = 64
+
+    def __post_init__(self) -> None:
+        _check_types("grammar", self)
+        check_count("grammar.max_compiled", self.max_compiled, 1)
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Group `model`. path: hub id, folder, GGUF file or `package:NAME`; name: `auto` or a model plugin."""
 
@@ -159,8 +176,8 @@ class StageConfig:
 GUMBEL_STAGES = tuple(
     StageConfig(name, name)
     for name in (
-        "allowed_ids", "min_tokens", "bad_words", "no_repeat_ngram", "logit_bias", "penalties", "temperature", "min_p",
-        "top_k", "top_p", "gumbel",
+        "grammar", "allowed_ids", "min_tokens", "bad_words", "no_repeat_ngram", "logit_bias", "penalties",
+        "temperature", "min_p", "top_k", "top_p", "gumbel",
     )
 )  # fmt: skip
 """Stages of the default pipeline, those of `conf/sampler/gumbel.yaml`."""
@@ -206,7 +223,7 @@ class Config:
     policy: ComponentConfig = ComponentConfig("fcfs")
     spec_decode: ComponentConfig = ComponentConfig("none")
     kv_connector: ComponentConfig = ComponentConfig("none")
-    grammar: ComponentConfig = ComponentConfig("none")
+    grammar: GrammarConfig = field(default_factory=GrammarConfig)
     executor: ComponentConfig = ComponentConfig("inprocess")
     trace: str | None = None  # file that every step's decisions are written to
 
@@ -219,10 +236,8 @@ class Config:
                 f"kv_cache.num_swap_blocks={self.kv_cache.num_swap_blocks} needs scheduler.preemption=swap, but it is "
                 f"{self.scheduler.preemption}. Set that, or leave num_swap_blocks at null"
             )
-        for group in ("spec_decode", "grammar"):
-            name = getattr(self, group).name
-            if name != "none":
-                raise NotBuiltError(f"{group}={as_typed(name)} is not built yet. Use {group}=none")
+        if self.spec_decode.name != "none":
+            raise NotBuiltError(f"spec_decode={as_typed(self.spec_decode.name)} is not built yet. Use spec_decode=none")
 
 
 def compose(words: Sequence[str] = ()) -> Config:

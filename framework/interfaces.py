@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 from framework.errors import CheckpointError
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from framework.batch import Field, InputBatch, NewRequest, Rows, SchedulerOutput, StepOutput
@@ -85,6 +87,9 @@ class Scheduler(Protocol):
     """Decides how many tokens of which request each step computes, and owns every `Request` and block.
 
     There is no prefill phase: a prompt chunk, a decode, a resumed span and a draft check are one case. Knows no tensor.
+    One whose class declares `caps` that keep `grammars` serves requests with a `constraint`: it admits them once that
+    is ready, gives each of their logits rows a mask (`scheduler.constrained`), does not schedule them ahead of an
+    unknown token, and tells the constraint what was drawn. Of any other scheduler such requests are refused.
     """
 
     def check_request(self, request: Request) -> None:
@@ -541,25 +546,62 @@ class Drafter(Protocol):
     def propose(self, ctx: Any, features: Any, sampled: Tensor, num_valid: Tensor, out: Any) -> None: ...
 
 
-class CompiledGrammar(Protocol):
-    """A constraint that any number of requests share."""
+@dataclass(frozen=True)
+class GrammarSpec:
+    """What a text must be; equal ones share a compilation.
 
-    def matcher(self) -> GrammarMatcher: ...
+    kind  json, json_object, regex, choice, grammar or structural_tag: the fields of `StructuredOutputsParams`
+    text  a JSON schema, nothing, an expression, a JSON list of strings, EBNF, a structural tag as JSON
+    """
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class GrammarContext:
+    """What a grammar knows of the engine. Which ids end a request is not among it: the engine adds those itself.
+
+    tokens          [vocab_size] bytes that each id adds to a text. Nothing for ids that stand for no text and that no
+                    grammar allows by itself: special tokens, eos, padding of the vocabulary
+    special_tokens  {id: name} of special tokens, for grammars that ask for one by its name
+    encode          token ids of a text without special tokens
+    max_rollback    tokens that a matcher must be able to take back
+    """
+
+    tokens: Sequence[bytes]
+    special_tokens: Mapping[int, str]
+    encode: Callable[[str], list[int]]
+    max_rollback: int = 64
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids of the model, padding included; a bitmask has ceil(vocab_size / 32) words."""
+        return len(self.tokens)
 
 
 class GrammarMatcher(Protocol):
-    """One request's place in a grammar: which tokens may come next, and what was taken."""
+    """One request's place in a grammar: what was taken, and what may come next. Knows text, and no end of a request.
 
-    def fill(self, bitmask_row: Any) -> None: ...
-    def accept(self, token_ids: Sequence[int]) -> bool: ...
-    def rollback(self, n: int) -> None: ...
-    def is_terminated(self) -> bool: ...
+    Its methods are called one at a time, from one thread or another.
+    """
+
+    def fill(self, row: NDArray[np.int32]) -> None:
+        """Overwrites [ceil(vocab_size / 32)] int32: bit i % 32 of word i // 32 says whether id i may come next."""
+
+    def accept(self, token_ids: Sequence[int]) -> bool:
+        """Takes all of the tokens; False when one of them does not fit, and then nothing was taken."""
 
 
 class Grammar(Protocol):
-    """Compiles a constraint, off the step's path."""
+    """Turns constraints into masks of tokens. Built as Grammar(options, GrammarContext) for the first request that has
+    one; used from several threads at a time."""
 
-    def compile(self, spec: Any, tokenizer: Any) -> CompiledGrammar: ...
+    def check(self, spec: GrammarSpec) -> None:
+        """Raises ValueError with the reason why the constraint cannot be served. Cheap: on the caller's thread."""
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """Off the step's path, of a spec that `check` let pass; what it raises ends the requests that wait for it."""
 
 
 @dataclass(frozen=True)
@@ -630,7 +672,24 @@ class KVConnector(Protocol):
         """After the forward pass: what the step of `meta` had to read has been read. The start_load of a later step may
         come before it, where a device computes several steps one behind the other."""
 
+    def rollback(self, n: int) -> None:
+        """Takes back the last n tokens. ValueError for more than were taken, or than `max_rollback`."""
     def idle(self) -> None:
+    def is_accepting(self) -> bool:
+        """Whether what was taken is a whole text: the request may end here."""
+
+    def is_terminated(self) -> bool:
+        """Whether it is whole and nothing can follow."""
+
+
+class CompiledGrammar(Protocol):
+    """A constraint that any number of requests share."""
+
+    def matcher(self) -> GrammarMatcher:
+        """A new one, at the beginning. Cheap: called on the step's path."""
+
+
+@runtime_checkable
         """In the place of a forward pass when a step has no rows: may wait a moment for a transfer to end. The engine
         waits one as well while something is to be reported."""
 

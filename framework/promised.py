@@ -12,7 +12,6 @@ from framework.errors import NotBuiltError
 OPTIONS: dict[str, tuple[str, ...]] = {
     "backend": ("cuda", "tpu"),
     "run": ("new", "serve", "replay"),
-    "sampler/stage": ("grammar",),
 }
 KEYS = ("server",)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from framework.batch import LogprobsColumns
+    from framework.structured.constraint import Constraint
 
     _LogprobsRow = tuple[int, float, int, NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]
 
@@ -168,7 +169,16 @@ class OutputKind(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams(_NamesItsFields):
-    """Exactly one constraint on the generated text."""
+    """Exactly one constraint on the generated text.
+
+    json            a JSON Schema, as a dict or as JSON
+    json_object     True: any JSON object
+    regex           an expression that the whole text matches
+    choice          texts, one of which it is
+    grammar         EBNF whose rule `root` derives it
+    structural_tag  free text with tags in it, whose content is constrained, as a dict or as JSON
+    Raises ValueError or TypeError, naming the field. What a grammar cannot serve is refused at admission.
+    """
 
     json: str | Mapping[str, Any] | None = None
     json_object: bool | None = None
@@ -182,6 +192,22 @@ class StructuredOutputsParams(_NamesItsFields):
         if len(given) != 1:
             names = ", ".join(f.name for f in fields(self))
             raise ValueError(f"exactly one of {names} is needed; got {given or 'none'}")
+        self._check(given[0], getattr(self, given[0]))
+
+    def _check(self, name: str, value: Any) -> None:
+        own = type(self).__name__
+        if name == "choice":
+            object.__setattr__(self, name, _strings(own, name, value))
+            if not self.choice:
+                raise ValueError(f"{own}.choice must not be empty; give at least one text")
+        elif name == "json_object":
+            if not _flag(own, name, value):
+                raise ValueError(f"{own}.json_object must be True; leave structured_outputs out for any text")
+        elif not isinstance(value, str | Mapping if name in ("json", "structural_tag") else str):
+            wanted = "a dict or JSON" if name in ("json", "structural_tag") else "a string"
+            raise TypeError(f"{own}.{name} must be {wanted}, got {shown(value)}")
+        elif not value and isinstance(value, str):
+            raise ValueError(f"{own}.{name} must not be empty; leave structured_outputs out for any text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -410,6 +436,7 @@ class Request:
     sample_index         which of the n completions it is
     siblings             all requests that are drawn from its prompt, itself too; empty when it is the only one
     eos_token_ids        ids that end it with `stop` (empty under ignore_eos)
+    constraint           its place in its grammar, None without structured output
     """
 
     request_id: str
@@ -429,6 +456,7 @@ class Request:
     parent_id: str = ""
     sample_index: int = 0
     siblings: Sequence[Request] = ()
+    constraint: Constraint | None = None
 
     token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 from framework.errors import NotBuiltError, RequestError, did_you_mean, shown
 from framework.request import PoolingParams, Request, SamplingParams, as_integer, plain
 from framework.rng import MASK64, child_seed
+from framework.structured.grammars import NoGrammars
 
 if TYPE_CHECKING:
     from framework.sampling.pipeline import SamplerPipeline
+    from framework.structured.grammars import Grammars
     from framework.tokenizer import Tokenizer
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "priority", "lora")
@@ -47,10 +49,16 @@ class Admission:
     """Makes `Request`s. `defaults` stand where the caller passes no parameters at all."""
 
     def __init__(
-        self, limits: Limits, tokenizer: Tokenizer | None, pipeline: SamplerPipeline, defaults: SamplingParams
+        self,
+        limits: Limits,
+        tokenizer: Tokenizer | None,
+        pipeline: SamplerPipeline,
+        defaults: SamplingParams,
+        grammars: Grammars | NoGrammars | None = None,
     ) -> None:
         self.limits, self.tokenizer, self.defaults = limits, tokenizer, defaults
         self._pipeline = pipeline
+        self.grammars = grammars or NoGrammars("this engine has no grammar")
         self._num_arrived = 0
 
     def request(self, request_id: str, prompt: Any, params: SamplingParams | None) -> Request:
@@ -202,6 +210,7 @@ class Admission:
             if k is not None and k > vocab:
                 raise RequestError(f"{name}={shown(k)} is more than the vocabulary of {vocab} tokens")
         self._pipeline.validate(params)
+        self.grammars.check(params)
 
     # ------------------------------------------------------------------------------------------------ requests
 
@@ -217,6 +226,7 @@ class Admission:
 
     def _make(self, request_id: str, prompt: Prompt, params: SamplingParams, index: int) -> Request:
         total = self._check_length(prompt, params)
+        eos_token_ids = frozenset() if params.ignore_eos else self.limits.eos_token_ids
         return Request(
             request_id=request_id,
             prompt_token_ids=prompt.token_ids,
@@ -226,10 +236,11 @@ class Admission:
             arrival_time=time.time(),
             arrival_index=index,
             priority=prompt.priority,
-            eos_token_ids=frozenset() if params.ignore_eos else self.limits.eos_token_ids,
+            eos_token_ids=eos_token_ids,
             stop_token_ids=frozenset(params.stop_token_ids or ()),
             cache_salt=prompt.cache_salt,
             prompt=prompt.text,
+            constraint=self.grammars.constraint(params, eos_token_ids, prompt.token_ids),
         )
 
     def _seed(self, seed: int | None, index: int) -> int:

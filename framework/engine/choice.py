@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from framework.engine.admission import Admission, Limits
 from framework.engine.defaults import check_defaults, default_params, eos_token_ids
+from framework.engine.grammars import grammars_of
 from framework.errors import CheckpointError, ConfigError, NotBuiltError, PluginError
 from framework.interfaces import BackendContext, StageContext, StageSpec
 
@@ -100,10 +101,12 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
     table = RequestTable(config.scheduler.max_num_seqs + 1, max_model_len, backend.device, backend.step_ops)
     pipeline = _pipeline(config, plugins, backend, table, _vocab_size(checkpoint), eos, tokenizer)
     limits = Limits(_vocab_size(checkpoint), max_model_len, frozenset(eos), policy.name, config.engine.seed)
-    admission = Admission(limits, tokenizer, pipeline, default_params(config.sampler.params, checkpoint))
+    s = config.scheduler
+    scheduler = Part(s.name, *_scheduler(plugins, s.name, s.options))
+    grammars = grammars_of(config, plugins, tokenizer, limits, scheduler)
+    admission = Admission(limits, tokenizer, pipeline, default_params(config.sampler.params, checkpoint), grammars)
     check_defaults(admission, config.sampler.params)
     seconds["total"] = perf_counter() - start
-    s = config.scheduler
     return Choice(
         config=config,
         checkpoint=checkpoint,
@@ -113,7 +116,7 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
         backend=backend,
         model=model,
         attention=attention,
-        scheduler=Part(s.name, *_scheduler(plugins, s.name, s.options)),
+        scheduler=scheduler,
         policy=policy.target(policy.options, None),
         connector=_connector(config, plugins),
         executor=Part.choose(plugins, "executor", config.executor),
@@ -278,7 +281,8 @@ def _pipeline(
     asked = {"batch_invariant": config.engine.batch_invariant, "async": is_async}
     required = frozenset(word for word, is_asked in asked.items() if is_asked)
     provided = frozenset() if is_async else _SYNCHRONOUS
-    return build_pipeline(config.sampler, plugins, context, required=required, provided=provided)
+    ops = getattr(backend, "sampler_ops", None)
+    return build_pipeline(config.sampler, plugins, context, required=required, provided=provided, ops=ops)
 
 
 def async_scheduling(config: Config, backend: Backend) -> tuple[bool, str]:

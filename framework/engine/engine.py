@@ -269,4 +269,5 @@ class Engine:
         finally:
             self.core.executor.stop()
             self._outputs.stop()
+            self.admission.grammars.close()
             self.core.events.close()

@@ -41,6 +41,9 @@ def _parts(choice: Choice, plugins: Registry) -> Iterator[Reason]:
         yield Reason("attention", choice.attention.name, _among(plugins, "attention", choice.attention.name))
     if config.engine.load_format == "auto":
         yield Reason("engine.load_format", checkpoint.format, f"what lies at {checkpoint.location}")
+    grammar = choice.admission.grammars.name
+    if config.grammar.name == "auto" and grammar != "none":
+        yield Reason("grammar", grammar, _among(plugins, "grammar", grammar))
     if config.model.name == "auto":
         yield Reason("model", choice.model.name, f"serves architecture {checkpoint.architectures[0]} of the checkpoint")
 

@@ -39,6 +39,7 @@ def _sibling(request: Request, index: int) -> Request:
         params=params,
         seed=child_seed(request.seed, index),
         sample_index=index,
+        constraint=None if request.constraint is None else request.constraint.for_sibling(),
         arrival_index=request.arrival_index + index / MAX_N,
         token_ids=[],
         block_ids=[],

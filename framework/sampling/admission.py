@@ -17,12 +17,10 @@ if TYPE_CHECKING:
     from framework.sampling.deployed import Deployed
 
 BUILT = (
-    "min_tokens", "allowed_token_ids", "bad_words", "bad_words_token_ids", "logit_bias", "repetition_penalty",
-    "frequency_penalty", "presence_penalty", "temperature", "top_k", "top_p", "min_p",
+    "structured_outputs", "min_tokens", "allowed_token_ids", "bad_words", "bad_words_token_ids", "logit_bias",
+    "repetition_penalty", "frequency_penalty", "presence_penalty", "temperature", "top_k", "top_p", "min_p",
 )  # fmt: skip
 """Sampling fields whose stages are ours; a pipeline need not have them."""
-UNBUILT = ("structured_outputs",)
-"""Sampling fields whose own stage is not built yet; a third party's stage may read them already."""
 
 
 def check_request(name: str, stages: Sequence[Deployed], vocab_size: int, params: SamplingParams) -> None:
@@ -30,7 +28,7 @@ def check_request(name: str, stages: Sequence[Deployed], vocab_size: int, params
     _check_switches(stages, params)
     _check_extra_args(stages, params)
     active = active_stages(stages, params)
-    for field in (*BUILT, *UNBUILT):
+    for field in BUILT:
         if field in params.named and not _is_off(field, getattr(params, field), vocab_size):
             _check_read(name, stages, active, field, getattr(params, field))
     for one in active:
@@ -65,10 +63,6 @@ def _check_read(name: str, stages: Sequence[Deployed], active: Sequence[Deployed
         raise RequestError(
             f"stages switches off '{readers[0]}', the stage of sampler={name} that reads {field}={shown(value)}."
             " Leave out one of the two"
-        )
-    if field in UNBUILT:
-        raise NotBuiltError(
-            f"SamplingParams.{field}={shown(value)} is not built yet: no stage of sampler={name} reads it"
         )
     raise RequestError(
         f"sampler={name} has no stage that reads {field}={shown(value)}, so it would be ignored. Leave {field} out,"

@@ -11,11 +11,13 @@ from bisect import insort_left, insort_right
 from collections.abc import Mapping, Sequence, Set
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from framework.errors import ConfigError, NotBuiltError, RequestError
+from framework.interfaces import Capabilities
 from framework.request import NewTokens, Request, RequestStatus
 from framework.scheduler.block_pool import BlockPool
+from framework.scheduler.constrained import grammar_rows
 from framework.scheduler.course import Course
 from framework.scheduler.endings import append_tokens, stays
 from framework.scheduler.ledger import Kept, Ledger, StepRecord
@@ -28,12 +30,15 @@ from framework.scheduler.swap_space import SwapSpace
 if TYPE_CHECKING:
     from framework.batch import SchedulerOutput, StepOutput, Transfers
     from framework.interfaces import SchedulerContext
+    from framework.structured.constraint import Constraint
 
 _COUNTS = (
     "num_preemptions", "num_swap_outs", "num_swap_fallbacks", "num_failed_loads", "prefix_hit_tokens",
     "connector_hit_tokens", "prefix_query_tokens", "prefix_recomputed_tokens",
 )  # fmt: skip
 _RUNNING = RequestStatus.RUNNING
+_GRAMMAR_WAIT_S = 0.01
+"""Longest wait for a grammar to be compiled when there is nothing else to do: then the engine looks around again."""
 _by_arrival = attrgetter("arrival_index")
 
 
@@ -82,7 +87,12 @@ class Scheduler:
 
     Without chunked prefill a span is scheduled whole or not at all. The one exception is a resumed request whose prompt
     and outputs have outgrown max_num_batched_tokens: it can only come back in pieces.
+
+    A request with a constraint is admitted when its grammar is compiled; until then others pass it. It never has two
+    tokens in flight, since the mask of the one follows from the other.
     """
+
+    caps: ClassVar[Capabilities] = Capabilities(keeps=frozenset({"grammars"}))
 
     def __init__(self, options: Mapping[str, Any], ctx: SchedulerContext) -> None:
         if options:
@@ -97,6 +107,8 @@ class Scheduler:
         self._cache = PrefixCache(self.pool, self._block_size, self._num_groups, ctx.prefix_caching)
         self._requests: dict[str, Request] = {}
         self._waiting: list[Request] = []  # in order of arrival
+        self._compiling: dict[Request, Constraint] = {}  # of those that wait: not compiled when last looked at
+        self._num_constrained = 0
         self._running: list[Request] = []  # in order of admission
         self._free_rows = list(range(ctx.max_num_seqs, 0, -1))
         self._leaving = Leaving()
@@ -124,6 +136,9 @@ class Scheduler:
         self.check_request(request)
         self._requests[request.request_id] = request
         insort_right(self._waiting, request, key=_by_arrival)
+        if request.constraint is not None:
+            self._compiling[request] = request.constraint
+            self._num_constrained += 1
 
     def _check_fits(self, request: Request) -> None:
         needed = self._num_blocks(request.max_total_tokens) * self._num_groups
@@ -231,6 +246,11 @@ class Scheduler:
         step = self._emit(plan)
         scheduled = step.scheduled
         is_whole = scheduled.only_decodes and len(step.requests) == len(self._running)
+        if self._num_constrained:
+            scheduled.grammar_rows = grammar_rows(step)
+            is_whole = is_whole and scheduled.grammar_rows is None
+            if self._compiling and not (step.requests or self._ledger):
+                next(iter(self._compiling.values())).wait(_GRAMMAR_WAIT_S)
         if is_whole and before is not None and before is self._decodes and before.requests == step.requests:
             scheduled.goes_on = True  # nobody came or left, so no block moves: decided anew, it is the same step
         self._decodes, self._course = step if is_whole else None, None
@@ -266,6 +286,8 @@ class Scheduler:
             target = len(request.token_ids) + request.num_in_flight
             if target >= request.max_total_tokens:
                 continue  # a step in flight draws its last token
+            if request.num_in_flight and request.constraint is not None:
+                continue  # what may come next follows from the token in flight
             start = request.num_computed_tokens
             num_tokens = target - start
             # one token fits the budget, and unless it begins a block it lies in that of the token before it
@@ -361,6 +383,8 @@ class Scheduler:
     def _try_admit(self, request: Request, plan: StepPlan) -> bool:
         """Admits the request if it can run now, or begins its load; False ends admission for this step, so that nobody
         overtakes it."""
+        if request.constraint is not None and not request.constraint.is_ready():
+            return True  # only this request waits
         if request.block_ids:
             return self._admit_loaded(request, plan)
         hits = self._cache.lookup(request)
@@ -516,6 +540,8 @@ class Scheduler:
         course = self._course
         tokens = _plain_tokens(output, course) if course is not None and step.course is course else None
         news = self._commit_rows(step, output) if tokens is None else self._commit_course(step, tokens)
+        if self._compiling and not output.is_lost:  # what is told of a lost step is not heard
+            news += self._end_uncompiled()
         for kept in self._ledger.release(scheduled.step_id):
             self._free_rows.append(kept.row)
             if not self._parked.take_over(kept.lease, kept.blocks):
@@ -546,14 +572,13 @@ class Scheduler:
             if request.status is not _RUNNING or request.num_preemptions != generation:
                 continue
             if errors and i in errors:
-                self._finish(request, "error", error=errors[i])
-                news.append(NewTokens(request, [], "error", error=request.error))
+                news.append(self._fail(request, errors[i]))
                 continue
             num_blocks = end // self._block_size
             if num_blocks > request.num_published_blocks:
                 self._cache.commit(request, num_blocks)
             if draws:
-                if count == len(tokens) == 1 and stays(request, tokens[0]):
+                if count == len(tokens) == 1 and stays(request, tokens[0]) and request.constraint is None:
                     request.num_in_flight -= 1
                     request.token_ids.append(tokens[0])
                     new = NewTokens(request, tokens)
@@ -572,9 +597,32 @@ class Scheduler:
         assert tokens, f"request {request.request_id}: its row samples, but the step returned no token and no error"
         request.num_in_flight -= 1
         taken, reason, stop_reason = append_tokens(request, tokens)
+        if request.constraint is not None and reason != "stop":
+            if request.constraint.take(taken, request.num_output_tokens):
+                reason = "stop"
+            if request.constraint.error is not None:
+                return self._fail(request, request.constraint.error)
         if reason is not None:
             self._finish(request, reason, stop_reason)
         return NewTokens(request, taken, reason, stop_reason)
+
+    def _fail(self, request: Request, error: str) -> NewTokens:
+        """Ends a running request whose last tokens count for nothing."""
+        self._finish(request, "error", error=error)
+        return NewTokens(request, [], "error", error=error)
+
+    def _end_uncompiled(self) -> list[NewTokens]:
+        """Ends requests whose grammar could not be compiled, and forgets those that have theirs."""
+        news = []
+        for request, constraint in list(self._compiling.items()):
+            if constraint.is_ready():
+                del self._compiling[request]
+            elif constraint.error is not None:
+                request.error = constraint.error
+                self._waiting.remove(request)
+                self._end(request, "error")
+                news.append(NewTokens(request, [], "error", error=request.error))
+        return news
 
     def _finish(self, request: Request, reason: str, stop_reason: int | None = None, error: str | None = None) -> None:
         request.stop_reason, request.error = stop_reason, error
@@ -584,6 +632,9 @@ class Scheduler:
 
     def _end(self, request: Request, reason: str) -> None:
         del self._requests[request.request_id]
+        if request.constraint is not None:
+            self._num_constrained -= 1
+            self._compiling.pop(request, None)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         request.num_in_flight = 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from framework.batch import InputBatch, Rows, SchedulerOutput
+from framework.batch import AllowedTokens, InputBatch, Rows, SchedulerOutput
 from framework.step_ops import StepBuffers
 
 if TYPE_CHECKING:
@@ -84,12 +84,24 @@ class InputBuffers:
             logits_rows_np=logits_rows,
             seq_lens_max_np=scheduled.num_computed_tokens + num_scheduled,
             goes_on=scheduled.goes_on,
+            grammar_rows=scheduled.grammar_rows,
         )
 
     def logits_view(self, batch: InputBatch) -> Rows:
         """The step that was prepared last, as the sampler sees it: one entry a logits row."""
         rows, at = batch.rows_np, batch.logits_rows_np
-        return Rows(**self._views.logits, req_idx_np=rows if len(at) == len(rows) else rows[at])
+        rows_np = rows if len(at) == len(rows) else rows[at]
+        return Rows(**self._views.logits, req_idx_np=rows_np, allowed=self._allowed(batch))
+
+    def _allowed(self, batch: InputBatch) -> AllowedTokens | None:
+        """Masks of the step's rows with a grammar, on the device."""
+        masks, device = batch.grammar_rows, self._packed.device
+        if masks is None:
+            return None
+        bits = torch.from_numpy(masks.bits).to(device, non_blocking=True)
+        if len(masks.logits_rows) == len(batch.logits_indices):
+            return AllowedTokens(None, bits)
+        return AllowedTokens(torch.from_numpy(masks.logits_rows.astype(np.int64)).to(device), bits)
 
     def _send(self, rows: NDArray[np.int32], num_scheduled: NDArray[np.int32], logits_rows: NDArray[np.int32]) -> int:
         """Packs what the host decided and copies it to the device; returns the number of tokens."""

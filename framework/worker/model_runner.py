@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 _UNBUILT = (
     "encoder_inputs",
     "encoder_freed",
-    "grammar_rows",
     "pooling_rows",
     "lora_slots",
     "kv_replay",

@@ -29,7 +29,7 @@ from framework.discovery import dist_name, entry_points_of
 from framework.errors import ConfigError, FrameworkError, NotBuiltError, PluginError
 from framework.plugins import ComponentSpec, Registry, hookimpl
 
-SHARED = ("allowed_ids", "min_tokens", "bad_words", "no_repeat_ngram", "logit_bias", "penalties")
+SHARED = ("grammar", "allowed_ids", "min_tokens", "bad_words", "no_repeat_ngram", "logit_bias", "penalties")
 """Stages that greedy rows see as well."""
 
 

@@ -81,8 +81,6 @@ def test_promised_run_is_refused_as_not_built(vocabulary, run):
         ("++server.host=x", r"server\.host is not built yet"),
         ("backend=tpu", "backend=tpu is not built yet"),
         ("spec_decode=ngram", r"spec_decode=ngram is not built yet\. Built: none"),
-        ("grammar=xgrammar", "grammar=xgrammar is not built yet"),
-        ("+sampler/stage=grammar", "sampler/stage=grammar is not built yet"),
     ],
 )
 def test_promised_word_is_refused_as_not_built(vocabulary, word, message):

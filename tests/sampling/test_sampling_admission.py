@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from framework import SamplingParams
-from framework.errors import NotBuiltError, RequestError
+from framework.errors import RequestError
 from framework.interfaces import StageSpec
 
 
@@ -83,15 +83,11 @@ def test_removed_stage_makes_its_parameter_refused_but_not_a_greedy_row(bench):
 @pytest.mark.parametrize(
     ("field", "value"),
     [("repetition_penalty", 1.2), ("frequency_penalty", 0.5), ("presence_penalty", -0.5), ("logit_bias", {3: 1.0}),
-     ("bad_words", ["x"]), ("bad_words_token_ids", [[1]]), ("allowed_token_ids", [1])],
+     ("bad_words", ["x"]), ("bad_words_token_ids", [[1]]), ("allowed_token_ids", [1]),
+     ("structured_outputs", {"regex": "a"})],
 )  # fmt: skip
 def test_parameters_that_no_stage_of_the_pipeline_reads_are_refused(bench, field, value):
     refused(bench(), f"sampler=gumbel has no stage that reads {field}=", **{field: value})
-
-
-def test_parameters_of_parts_that_are_not_built_are_refused_by_name(bench):
-    text = r"SamplingParams\.structured_outputs=.* is not built yet"
-    refused(bench(), text, NotBuiltError, structured_outputs={"regex": "a+"})
 
 
 def test_a_third_party_stage_may_serve_a_parameter_in_the_place_of_ours(bench):

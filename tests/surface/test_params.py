@@ -11,7 +11,7 @@ import torch
 
 import framework
 from framework import LLM, SamplingParams, StructuredOutputsParams
-from framework.errors import ConfigError, NotBuiltError, RequestError
+from framework.errors import ConfigError, RequestError
 
 SMALL = ("engine.dtype=float32", "engine.max_model_len=32", "kv_cache.num_blocks=16")
 NAN, INF = math.nan, math.inf
@@ -265,7 +265,7 @@ def test_greedy_sampler_refuses_a_named_temperature_naming_both(folders, tempera
 
 @pytest.mark.parametrize(("words", "kind", "message"), [
     (["sampler=greedy", "sampler.temperature=0.7"], ConfigError, r"defaults of sampler\.<param>: .*temperature=0\.7"),
-    (["sampler.structured_outputs={regex:a}"], NotBuiltError, r"sampler\.structured_outputs=.* is not built yet"),
+    (["sampler.structured_outputs={regex:a}"], ConfigError, "structured_outputs: .* which no grammar can follow"),
     (["sampler.logit_bias={99:1.0}"], ConfigError, "logit_bias holds 99, outside the vocabulary"),
     (["sampler.stop_token_ids=[99]"], ConfigError, "stop_token_ids holds 99"),
 ])  # fmt: skip

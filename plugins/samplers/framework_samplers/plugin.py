@@ -9,6 +9,7 @@ from framework.plugins import ComponentSpec, hookimpl
 def framework_components() -> list[ComponentSpec]:
     return [
         ComponentSpec("stage", "allowed_ids", "framework_samplers.allowed_ids:AllowedIds"),
+        ComponentSpec("stage", "grammar", "framework_samplers.grammar:GrammarMask"),
         ComponentSpec("stage", "min_tokens", "framework_samplers.min_tokens:MinTokens"),
         ComponentSpec("stage", "bad_words", "framework_samplers.bad_words:BadWords"),
         ComponentSpec("stage", "no_repeat_ngram", "framework_samplers.no_repeat_ngram:NoRepeatNgram"),

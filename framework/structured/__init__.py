@@ -1,0 +1,1 @@
+"""Structured output: requests whose text must follow a grammar. The grammars themselves are plugins."""

@@ -1,0 +1,146 @@
+"""JSON Schemas that xgrammar reads with parts left out: refused here, since their outputs would not validate.
+
+The library passes over what it does not know, and over words beside `$ref`, `enum` and the like. Each rule below is
+held against the library by a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+_PASSED_OVER = (
+    "not", "if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired", "dependentSchemas",
+    "dependencies", "$dynamicRef", "$recursiveRef",
+)  # fmt: skip
+_OF_A_TYPE = {
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    "array": ("minItems", "maxItems", "uniqueItems", "items", "prefixItems", "unevaluatedItems"),
+    "object": (
+        "properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties",
+        "propertyNames", "unevaluatedProperties",
+    ),
+}  # fmt: skip
+_ALONE = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
+"""Words beside which the library reads no other."""
+_ASSERTIONS = {"type", *_ALONE, *(word for words in _OF_A_TYPE.values() for word in words)}
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+_LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties", "propertyNames", "unevaluatedProperties", "unevaluatedItems")
+_CLASSES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+_WAY_OUT = "Leave it out, or use grammar=llguidance"
+
+
+def refuse_ignored(schema: Any) -> None:
+    """ValueError for the first part of the schema that would be passed over, with its place."""
+    for path, node in _schemas(schema, "#"):
+        for objection in _objections(node):
+            raise ValueError(f"at {path}: {objection}. {_WAY_OUT}")
+
+
+def _schemas(node: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(place, schema) of each schema inside of `node`: values of `const`, `enum` and `default` are none."""
+    if not isinstance(node, Mapping):
+        return
+    yield path, node
+    for word in _NAMED:
+        for name, inner in _items(node.get(word)):
+            yield from _schemas(inner, f"{path}/{word}/{name}")
+    for word in _LISTED:
+        for index, inner in enumerate(_list(node.get(word))):
+            yield from _schemas(inner, f"{path}/{word}/{index}")
+    for word in _SINGLE:
+        yield from _schemas(node.get(word), f"{path}/{word}")
+
+
+def _objections(node: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"'{word}' is not read by xgrammar" for word in _PASSED_OVER if word in node)
+    yield from _beside(node)
+    yield from _of_types(node)
+    yield from _of_objects(node)
+    if node.get("uniqueItems"):
+        yield "'uniqueItems' is not read by xgrammar"
+    if len(_list(node.get("allOf"))) > 1:
+        yield "of several schemas in 'allOf' xgrammar reads none"
+    if not str(node.get("$ref", "#")).startswith("#") or str(node.get("$ref", "#/"))[1:2] not in ("", "/"):
+        yield f"$ref={node['$ref']!r} is none of '#/...', and no other document is read"
+    if any(not _are_apart(a, b) for a, b in combinations(_list(node.get("oneOf")), 2)):
+        yield "'oneOf' is read as 'anyOf', and a value may fit two of its schemas. Write 'anyOf', if that will do"
+
+
+def _beside(node: Mapping[str, Any]) -> Iterator[str]:
+    for word in _ALONE:
+        others = [other for other in _ASSERTIONS & set(node) if other != word]
+        if word not in node or not others:
+            continue
+        values = _list(node.get("enum")) if word == "enum" else [node.get("const")]
+        if others == ["type"] and word in ("const", "enum") and all(_is_of(value, _types(node)) for value in values):
+            continue
+        yield f"'{sorted(others)[0]}' beside '{word}' is not read by xgrammar"
+
+
+def _of_types(node: Mapping[str, Any]) -> Iterator[str]:
+    if "type" not in node:
+        bare = [word for kind in ("string", "number") for word in _OF_A_TYPE[kind] if word in node]
+        yield from (f"'{word}' without a 'type' is not read by xgrammar" for word in bare)
+    lengths = {"minLength", "maxLength"} & set(node)
+    kinds = [bool(lengths), "pattern" in node, "format" in node]
+    if sum(kinds) > 1:
+        yield "of 'pattern', 'format' and lengths xgrammar reads one only"
+    if "multipleOf" in node and not (_types(node) == {"integer"} and isinstance(node["multipleOf"], int)):
+        yield "'multipleOf' is read of integers only, by xgrammar"
+
+
+def _of_objects(node: Mapping[str, Any]) -> Iterator[str]:
+    names = {word for word in ("properties", "patternProperties", "propertyNames") if node.get(word)}
+    if len(names) > 1:
+        yield f"of {' and '.join(sorted(names))} together xgrammar reads one only"
+    absent = [name for name in _list(node.get("required")) if name not in dict(_items(node.get("properties")))]
+    if absent:
+        yield f"required property {absent[0]!r} has no schema in 'properties', and is not asked for by xgrammar"
+
+
+def _are_apart(a: Any, b: Any) -> bool:
+    """Whether no value fits both: by their types, or by a property that both ask for and that differs."""
+    if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
+        return False
+    if _types(a) and _types(b) and not _overlap(_types(a), _types(b)):
+        return True
+    if _values(a) and _values(b):
+        return not _values(a) & _values(b)
+    shared = set(_list(a.get("required"))) & set(_list(b.get("required")))
+    pairs = [(dict(_items(a.get("properties"))).get(n), dict(_items(b.get("properties"))).get(n)) for n in shared]
+    both_objects = _types(a) == _types(b) == {"object"}
+    return both_objects and any(_values(x) and _values(y) and not _values(x) & _values(y) for x, y in pairs)
+
+
+def _values(schema: Any) -> set[str]:
+    """The values that a schema lists, spelled out; none when it lists none."""
+    if not isinstance(schema, Mapping):
+        return set()
+    return {repr(value) for value in [*_list(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]}
+
+
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    given = schema.get("type")
+    return {given} if isinstance(given, str) else {t for t in _list(given) if isinstance(t, str)}
+
+
+def _overlap(a: set[str], b: set[str]) -> bool:
+    wide = {"number": {"number", "integer"}}
+    return any(x == y or y in wide.get(x, ()) or x in wide.get(y, ()) for x in a for y in b)
+
+
+def _is_of(value: Any, types: set[str]) -> bool:
+    name = "null" if value is None else _CLASSES[type(value)]
+    return name in types or (name == "integer" and "number" in types)
+
+
+def _items(value: Any) -> Sequence[tuple[str, Any]]:
+    return tuple(value.items()) if isinstance(value, Mapping) else ()
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()

@@ -1,0 +1,120 @@
+"""Grammar `xgrammar`: masks by mlc-ai/xgrammar, over the token bytes that the engine gives.
+
+The library knows no id that ends a request here: the engine adds those. Which JSON Schemas it would read with parts
+left out is in `schema_words`, and these are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from framework.interfaces import CompiledGrammar, GrammarContext, GrammarSpec
+from framework_grammars.rollback import check_rollback
+from framework_grammars.schema_words import refuse_ignored
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from framework_grammars.options import XGrammarOptions
+
+_SOURCE = re.compile(r"^\[[\d:]+\] \S+?:\d+: (?:Check failed: .*? is false: )?")
+"""How the library's messages begin: time, file and condition, which help no caller."""
+
+
+class XGrammar:
+    """`framework.interfaces.Grammar`."""
+
+    def __init__(self, options: XGrammarOptions, ctx: GrammarContext) -> None:
+        import xgrammar
+
+        self._xgrammar, self._options, self._ctx = xgrammar, options, ctx
+        tokens = xgrammar.TokenizerInfo(
+            list(ctx.tokens), xgrammar.VocabType.RAW, vocab_size=ctx.vocab_size, stop_token_ids=[]
+        )
+        # The engine keeps what it compiles by itself.
+        self._compiler = xgrammar.GrammarCompiler(tokens, max_threads=options.max_threads, cache_enabled=False)
+
+    def check(self, spec: GrammarSpec) -> None:
+        self._parsed(spec)
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        compiled = self._compiler.compile_grammar(self._parsed(spec))
+        return _Compiled(lambda: self._xgrammar.GrammarMatcher(compiled), self._ctx)
+
+    def _parsed(self, spec: GrammarSpec) -> Any:
+        """The library's own form of the constraint. ValueError with its reason."""
+        if spec.kind == "json":
+            refuse_ignored(json.loads(spec.text))
+        try:
+            return self._parse(spec)
+        except RuntimeError as error:
+            raise ValueError(_SOURCE.sub("", str(error).strip())) from error
+
+    def _parse(self, spec: GrammarSpec) -> Any:
+        grammar, text = self._xgrammar.Grammar, spec.text
+        if spec.kind == "json":
+            return self._json(text, self._options.strict)
+        if spec.kind == "json_object":
+            return self._json('{"type": "object"}', strict=False)
+        if spec.kind == "regex":
+            return grammar.from_regex(text)
+        if spec.kind == "choice":
+            texts = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
+            return grammar.from_ebnf(f"root ::= {' | '.join(texts)}")
+        if spec.kind == "grammar":
+            return grammar.from_ebnf(text)
+        return grammar.from_structural_tag(text)
+
+    def _json(self, schema: str, strict: bool) -> Any:
+        return self._xgrammar.Grammar.from_json_schema(
+            schema, any_whitespace=self._options.any_whitespace, strict_mode=strict
+        )
+
+
+class _Compiled:
+    def __init__(self, make: Callable[[], Any], ctx: GrammarContext) -> None:
+        self._make, self._ctx = make, ctx
+
+    def matcher(self) -> XGrammarMatcher:
+        return XGrammarMatcher(self._make(), self._ctx.vocab_size, self._ctx.max_rollback)
+
+
+class XGrammarMatcher:
+    """`framework.interfaces.GrammarMatcher`."""
+
+    def __init__(self, matcher: Any, vocab_size: int, max_rollback: int) -> None:
+        self._matcher, self._max_rollback, self._num_taken = matcher, max_rollback, 0
+        self._num_words = -(-vocab_size // 32)
+        self._last_word = np.uint32((1 << ((vocab_size - 1) % 32 + 1)) - 1).view(np.int32)
+
+    def fill(self, row: NDArray[np.int32]) -> None:
+        self._matcher.fill_next_token_bitmask(row.reshape(1, -1), 0)
+        row[-1] &= self._last_word  # the library sets bits behind the vocabulary
+
+    def accept(self, token_ids: Sequence[int]) -> bool:
+        for count, token in enumerate(token_ids):
+            if not self._matcher.accept_token(token):
+                self._matcher.rollback(count)
+                return False
+        self._num_taken += len(token_ids)
+        return True
+
+    def rollback(self, n: int) -> None:
+        check_rollback(n, self._num_taken, self._max_rollback)
+        self._matcher.rollback(n)
+        self._num_taken -= n
+
+    def is_accepting(self) -> bool:
+        return bool(self._matcher.is_completed())
+
+    def is_terminated(self) -> bool:
+        if not self._matcher.is_completed():
+            return False
+        row = np.zeros(self._num_words, np.int32)
+        self.fill(row)
+        return not row.any()

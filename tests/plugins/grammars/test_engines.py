@@ -1,0 +1,201 @@
+"""Both grammars: their masks against an automaton by hand, every kind of constraint, going back, refusals."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from framework.interfaces import Grammar, GrammarSpec
+from framework_grammars.llguidance import LLGuidance
+from framework_grammars.options import LLGuidanceOptions, XGrammarOptions
+from framework_grammars.xgrammar import XGrammar
+
+from .automata import Automaton, context, mask_of
+
+MAKERS = {"xgrammar": (XGrammar, XGrammarOptions), "llguidance": (LLGuidance, LLGuidanceOptions)}
+CTX = context(max_rollback=8)
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def name(request):
+    return request.param
+
+
+def made(name, **options):
+    target, own = MAKERS[name]
+    return target(own(**options), CTX)
+
+
+@pytest.fixture(scope="module")
+def grammar(name):
+    return made(name)
+
+
+def matcher_of(grammar, kind, text=""):
+    spec = GrammarSpec(kind, text)
+    grammar.check(spec)
+    return grammar.compile(spec).matcher()
+
+
+def fits(grammar, kind, constraint, text):
+    """Whether the text, a byte at a time, is a whole one of the constraint."""
+    matcher = matcher_of(grammar, kind, constraint)
+    return all(matcher.accept((byte,)) for byte in text.encode()) and matcher.is_accepting()
+
+
+def test_it_is_a_grammar(grammar):
+    assert isinstance(grammar, Grammar)
+
+
+# -------------------------------------------------------------------------------- masks against an automaton
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_masks_of_a_random_walk_are_those_of_the_automaton(grammar, seed):
+    automaton, matcher, draw = Automaton(), matcher_of(grammar, "regex", Automaton.regex), random.Random(seed)
+    state = "start"
+    for _ in range(8):
+        allowed = automaton.allowed(state, CTX.tokens)
+        assert mask_of(matcher, CTX.vocab_size) == allowed, state
+        assert matcher.is_accepting() == (state in automaton.accepting)
+        assert matcher.is_terminated() == (state == "two")
+        if not allowed:
+            return
+        token = draw.choice(sorted(allowed))
+        assert matcher.accept((token,))
+        state = automaton.run(state, CTX.tokens[token])
+
+
+def test_every_token_that_is_allowed_is_accepted_and_no_other(grammar):
+    matcher = matcher_of(grammar, "regex", Automaton.regex)
+    allowed = mask_of(matcher, CTX.vocab_size)
+    for token in (*sorted(allowed), *range(ord("a"), ord("f"))):
+        assert matcher.accept((token,)) == (token in allowed)
+        if token in allowed:
+            matcher.rollback(1)
+    assert mask_of(matcher, CTX.vocab_size) == allowed
+
+
+def test_ids_without_text_are_never_allowed(grammar):
+    matcher = matcher_of(grammar, "regex", r"(.|\n)*")
+    silent = {i for i, text in enumerate(CTX.tokens) if not text}
+    assert not mask_of(matcher, CTX.vocab_size) & silent
+
+
+def test_matchers_of_one_compilation_are_apart(grammar):
+    compiled = grammar.compile(GrammarSpec("regex", "ab"))
+    one, two = compiled.matcher(), compiled.matcher()
+    assert one.accept((ord("a"), ord("b"))) and one.is_terminated()
+    assert mask_of(two, CTX.vocab_size) == {ord("a")}
+
+
+# ------------------------------------------------------------------------------------------- going back (C16)
+
+
+def test_case_c16_allowed_ids_after_a_rollback_are_those_before(grammar):
+    matcher = matcher_of(grammar, "json", '{"type": "object", "properties": {"a": {"type": "integer"}}}')
+    seen, text = [], b'{"a": 12}'
+    for byte in text:
+        seen.append(mask_of(matcher, CTX.vocab_size))
+        assert matcher.accept((byte,))
+    assert matcher.is_terminated()
+    for byte in reversed(text[-8:]):
+        matcher.rollback(1)
+        assert mask_of(matcher, CTX.vocab_size) == seen.pop() and matcher.accept((byte,))
+        matcher.rollback(1)
+
+
+def test_tokens_that_do_not_fit_together_are_not_taken_at_all(grammar):
+    matcher = matcher_of(grammar, "regex", "abc")
+    assert not matcher.accept((ord("a"), ord("b"), ord("x")))
+    assert mask_of(matcher, CTX.vocab_size) == {ord("a")}
+
+
+@pytest.mark.parametrize(
+    ("taken", "back", "message"),
+    [(3, 4, "rollback of 4 tokens, but the matcher has taken 3"),
+     (12, 9, r"rollback of 9 tokens, but at most 8 can be taken back \(max_rollback\)")],
+)  # fmt: skip
+def test_case_c16_more_than_the_budget_is_a_clear_error_and_changes_nothing(grammar, taken, back, message):
+    matcher = matcher_of(grammar, "regex", "[0-9]+x")
+    assert matcher.accept([ord("1")] * taken)
+    before = mask_of(matcher, CTX.vocab_size)
+    with pytest.raises(ValueError, match=message):
+        matcher.rollback(back)
+    assert mask_of(matcher, CTX.vocab_size) == before
+
+
+# ------------------------------------------------------------------------------------------ kinds of constraint
+
+
+CHOICES = json.dumps(["yes", "no", 'a "quote"', "back\\slash", "zwei\nZeilen", "é😀"], ensure_ascii=False)
+TAG = {"type": "triggered_tags", "triggers": ["<f"],
+       "tags": [{"begin": "<f=a>", "content": {"type": "json_schema", "json_schema": {"type": "integer"}},
+                 "end": "</f>"}]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "constraint", "good", "bad"),
+    [
+        ("json", '{"type": "array", "items": {"type": "integer"}}', "[1, 2]", '["a"]'),
+        ("json_object", "", '{"any": [1, {"thing": null}]}', "[1]"),
+        ("regex", "a{2}|b", "aa", "a"),
+        ("choice", CHOICES, "zwei\nZeilen", "maybe"),
+        ("choice", CHOICES, "é😀", "é"),
+        ("choice", CHOICES, 'a "quote"', "ye"),
+        ("choice", CHOICES, "back\\slash", "yesno"),
+        ("grammar", 'root ::= "(" root ")" | "x"', "((x))", "((x)"),
+        ("structural_tag", json.dumps({"type": "structural_tag", "format": TAG}), "so <f=a>12</f> it is", "<f=a>x</f>"),
+    ],
+)
+def test_text_of_the_constraint_fits_and_another_does_not(grammar, kind, constraint, good, bad):
+    assert fits(grammar, kind, constraint, good)
+    assert not fits(grammar, kind, constraint, bad)
+
+
+def test_json_without_whitespace_is_an_option(name):
+    schema = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
+    assert fits(made(name), "json", schema, '{\n  "a":   1}')
+    assert not fits(made(name, any_whitespace=False), "json", schema, '{\n  "a":   1}')
+
+
+def test_schema_that_names_no_others_allows_none_unless_strict_is_off():
+    schema = '{"type": "object", "properties": {"a": {"type": "integer"}}}'
+    text = '{"a": 1, "b": 2}'
+    assert not fits(made("xgrammar"), "json", schema, text)
+    assert fits(made("xgrammar", strict=False), "json", schema, text)
+    assert fits(made("llguidance"), "json", schema, text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "constraint"),
+    [("json", '{"type": "strin"}'), ("regex", "a("), ("grammar", "root ::= nowhere"), ("json", '{"$ref": "#/nowhere"}'),
+     ("structural_tag", '{"a": 1}'), ("regex", "a(?=b)"), ("json", '{"type": "array", "uniqueItems": true}')],
+)  # fmt: skip
+def test_constraint_that_cannot_be_served_is_refused_with_a_reason(grammar, kind, constraint):
+    with pytest.raises(ValueError, match=r"\w{4,}") as caught:
+        grammar.check(GrammarSpec(kind, constraint))
+    assert ".cc" not in str(caught.value) and not str(caught.value).startswith("[")
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [({"type": "any_text"}, "triggered_tags"), ({**TAG, "at_least_one": True}, "triggered_tags"),
+     ({**TAG, "triggers": ["<g"]}, "no trigger begins the tag"),
+     ({**TAG, "tags": [{**TAG["tags"][0], "content": {"type": "any_text"}}]}, "'json_schema' in llguidance")],
+)  # fmt: skip
+def test_llguidance_names_the_structural_tags_that_it_cannot_serve(form, message):
+    with pytest.raises(ValueError, match=message):
+        made("llguidance").check(GrammarSpec("structural_tag", json.dumps({"format": form})))
+
+
+def test_llguidance_serves_a_special_token_that_the_grammar_asks_for_by_name():
+    matcher = matcher_of(made("llguidance"), "grammar", 'start: "a" <|tool|> "b"')
+    assert matcher.accept((ord("a"),)) and mask_of(matcher, CTX.vocab_size) == {257}
+
+
+def test_masks_are_written_into_a_row_of_a_larger_array(grammar):
+    masks = np.full((3, -(-CTX.vocab_size // 32)), 7, np.int32)
+    matcher_of(grammar, "regex", "a").fill(masks[1])
+    assert (masks[[0, 2]] == 7).all() and masks[1, 3] == 2 and masks[1].sum() == 2

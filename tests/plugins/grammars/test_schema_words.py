@@ -1,0 +1,98 @@
+"""Parts of JSON Schemas that xgrammar passes over: each refusal is needed, and what is not refused is kept to."""
+
+import json
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from framework.interfaces import GrammarSpec
+from framework_grammars.options import XGrammarOptions
+from framework_grammars.schema_words import refuse_ignored
+from framework_grammars.xgrammar import XGrammar
+
+from .automata import context
+
+OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def with_tag(value):
+    return {"type": "object", "properties": {"t": {"const": value}}, "required": ["t"]}
+
+
+IGNORED = [  # a schema, a text that it forbids and that the library lets through, words of the refusal
+    ({"type": "array", "uniqueItems": True, "items": {"type": "integer"}}, "[1, 1]", "uniqueItems"),
+    ({"not": {"type": "string"}}, '"a"', "'not'"),
+    ({"type": "string", "pattern": "^a+$", "minLength": 3}, '"a"', "lengths"),
+    ({"type": "string", "format": "date", "maxLength": 3}, '"2020-01-01"', "lengths"),
+    ({"if": {"type": "string"}, "then": {"minLength": 3}}, '"a"', "'if'"),
+    ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "1", "oneOf"),
+    ({"oneOf": [with_tag("x"), with_tag("x")]}, '{"t": "x"}', "oneOf"),
+    ({"allOf": [{**OBJECT, "required": ["a"]}, {**OBJECT, "required": ["a"]}]}, "{}", "allOf"),
+    ({**OBJECT, "dependentRequired": {"a": ["b"]}}, '{"a": 1}', "dependentRequired"),
+    ({"$ref": "#/$defs/x", "minimum": 5, "$defs": {"x": {"type": "integer"}}}, "1", r"'minimum' beside '\$ref'"),
+    ({"anyOf": [{"type": "integer"}], "minimum": 3}, "1", "'minimum' beside 'anyOf'"),
+    ({"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, "{}", "'type' beside 'anyOf'"),
+    ({"enum": [1, 2], "type": "string"}, "1", "'type' beside 'enum'"),
+    ({"const": "a", "type": "integer"}, '"a"', "'type' beside 'const'"),
+    ({"enum": ["a"], "minLength": 3}, '"a"', "'minLength' beside 'enum'"),
+    ({**OBJECT, "required": ["a", "z"]}, '{"a": 1}', "required property 'z'"),
+    ({"type": "object", "additionalProperties": {"type": "integer"}, "required": ["z"]}, '{"a": 1}', "property 'z'"),
+    ({"type": "number", "multipleOf": 2}, "3", "multipleOf"),
+    ({"minLength": 3}, '"a"', "'minLength' without a 'type'"),
+    ({"minimum": 3}, "1", "'minimum' without a 'type'"),
+    ({**OBJECT, "propertyNames": {"pattern": "^b"}}, '{"a": 1}', "propertyNames"),
+    ({**OBJECT, "patternProperties": {"^a": {"type": "integer", "maximum": 6}}}, '{"a": 7}', "patternProperties"),
+]  # fmt: skip
+KEPT = [
+    ({"enum": ["a", "b"], "type": "string"}, '"a"'),
+    ({"const": None, "type": ["null", "string"]}, "null"),
+    ({"enum": [1, 2.5], "type": "number"}, "2.5"),
+    ({"oneOf": [{"type": "string"}, {"type": "null"}]}, "null"),
+    ({"oneOf": [with_tag("x"), with_tag("y")]}, '{"t": "y"}'),
+    ({"oneOf": [{"const": 1}, {"const": 2}]}, "2"),
+    ({"allOf": [{"type": "integer"}], "description": "d"}, "1"),
+    ({"$ref": "#/$defs/x", "title": "t", "$defs": {"x": {"type": "integer"}}}, "1"),
+    ({"type": "integer", "multipleOf": 3, "minimum": 10}, "12"),
+    ({"type": "object", "properties": {"not": {"type": "integer"}, "if": {"type": "integer"}}}, '{"not": 1, "if": 2}'),
+    ({"type": "string", "enum": ["uniqueItems"]}, '"uniqueItems"'),
+    ({"const": {"not": 1}}, '{"not":1}'),
+    ({"type": "string", "minLength": 1, "maxLength": 2}, '"ab"'),
+    ({"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2}, "[1, 2]"),
+    ({"type": "array", "uniqueItems": False, "items": {"type": "integer"}}, "[1]"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def library():
+    """Whether the library alone, without our refusals, lets a text through."""
+    grammar = XGrammar(XGrammarOptions(), context())
+
+    def lets_through(schema, text):
+        compiled = grammar._compiler.compile_grammar(grammar._parse(GrammarSpec("json", json.dumps(schema))))
+        matcher = grammar._xgrammar.GrammarMatcher(compiled)
+        return all(matcher.accept_token(byte) for byte in text.encode()) and matcher.is_completed()
+
+    return lets_through
+
+
+@pytest.mark.parametrize(("schema", "text", "words"), IGNORED)
+def test_part_that_the_library_passes_over_is_refused(library, schema, text, words):
+    assert library(schema, text) and not Draft202012Validator(schema).is_valid(json.loads(text))
+    with pytest.raises(ValueError, match=words):
+        refuse_ignored(schema)
+    with pytest.raises(ValueError, match=r"^at #/properties/in/items"):
+        refuse_ignored({"type": "object", "properties": {"in": {"type": "array", "items": schema}}})
+
+
+@pytest.mark.parametrize(("schema", "text"), KEPT)
+def test_schema_that_the_library_keeps_to_is_not_refused(library, schema, text):
+    assert library(schema, text) and Draft202012Validator(schema).is_valid(json.loads(text))
+    refuse_ignored(schema)
+
+
+def test_other_documents_are_refused():
+    with pytest.raises(ValueError, match=r"\$ref='http://x/y' is none of '#/\.\.\.'"):
+        refuse_ignored({"$ref": "http://x/y"})
+    with pytest.raises(ValueError, match=r"\$ref='#name'"):
+        refuse_ignored({"$ref": "#name"})
+    refuse_ignored({"$ref": "#"})
