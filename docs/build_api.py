@@ -68,8 +68,14 @@ TESTING = (
     Part("Sampler stages", "framework/testing/stages.py", ()),
     Part("Sampler stages over whole requests", "framework/testing/stage_courses.py", ()),
     Part("Cases, contexts and rows of stages", "framework/testing/stage_bench.py", ()),
-    Part("Attention", "framework/testing/attention.py", ()),
+    Part("Sampler stages in engines", "framework/testing/stage_engine.py", ()),
+    Part("Schedulers", "framework/testing/schedulers.py", ()),
+    Part("Policies", "framework/testing/policies.py", ()),
+    Part("Attention", "framework/testing/attention_suite.py", ()),
+    Part("Shapes of attention steps", "framework/testing/attention.py", ()),
     Part("KV connectors", "framework/testing/connector.py", ()),
+    Part("Loaders", "framework/testing/loaders.py", ()),
+    Part("Backends", "framework/testing/backends.py", ()),
     Part("Faults of a KV connector", "framework/testing/fault_options.py", ()),
 )
 

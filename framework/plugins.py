@@ -74,6 +74,7 @@ CORE_COMPONENTS = (
         "faulty",
         "framework.testing.connector_faults:FaultyConnector",
         config="framework.testing.fault_options:FaultOptions",
+        cases="framework.testing.faulty_cases:FAULTY",
     ),
     ComponentSpec("run", "generate", "framework.runs.generate:run"),
     ComponentSpec("run", "plugins", "framework.runs.plugins:run"),

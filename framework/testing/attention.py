@@ -96,7 +96,7 @@ def build(case: AttentionCase, block_size: int, dtype: torch.dtype, seed: int = 
     slots = [_slots(table[row], 0, n, block_size) for row, n in zip(rows, case.computed, strict=True)]
     return BuiltCase(
         case=case,
-        batch=_batch(case, block_size, rows, table),
+        batch=batch_of(case, block_size, rows, table),
         q=_normal((case.num_tokens, case.num_heads, case.head_dim), dtype, generator),
         k=_normal((case.num_tokens, *shape), dtype, generator),
         v=_normal((case.num_tokens, *shape), dtype, generator),
@@ -127,7 +127,8 @@ def _slots(blocks: Tensor, first: int, last: int, block_size: int) -> Tensor:
     return blocks.long()[positions // block_size] * block_size + positions % block_size
 
 
-def _batch(case: AttentionCase, block_size: int, rows: list[int], table: Tensor) -> InputBatch:
+def batch_of(case: AttentionCase, block_size: int, rows: list[int], table: Tensor) -> InputBatch:
+    """The step of a case on the host. rows: req_idx of each request; table [rows, blocks] int32, by req_idx."""
     spans = list(zip(rows, case.computed, case.seq_lens, strict=True))
     slots = [_slots(table[row], first, last, block_size) for row, first, last in spans]
     slots.append(torch.arange(sum(case.scheduled), case.num_tokens) % block_size)

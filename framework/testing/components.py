@@ -104,9 +104,10 @@ def _typed(cls: Any) -> Iterator[str]:
 
 
 def _assert_refused(case: Announced, option: str, value: str) -> None:
+    chosen = case.word
     word = f"{case.prefix}.{option}={value}"
     try:
-        compose([case.word, word])
+        compose([chosen, word])
     except ConfigError as error:
         assert option in str(error), f"{case.name}: {word} is refused without naming {option}: {error}"
         return

@@ -1,13 +1,13 @@
-"""An engine without a model, for KV connectors: the real scheduler, host memory, and KV that is a known function.
+"""An engine without a model: a scheduler, a policy, a KV connector, host memory, and KV that is a known function.
 
 The value of a token's slot depends on its whole prefix, salt and adapter, as KV does, so that every block that a step
-reads can be checked. Called by the contract suite of connectors.
+reads can be checked. The contract suites of connectors, schedulers and policies put what they check into it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from time import sleep
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from framework.batch import SchedulerOutput, StepOutput, Transfers
-from framework.interfaces import KVConnector, KVGroup, KVSpec, SchedulerContext
+from framework.interfaces import KVConnector, KVGroup, KVSpec, Policy, SchedulerContext
 from framework.request import Request, RequestStatus, SamplingParams
 from framework.scheduler import Scheduler
 
@@ -27,6 +27,7 @@ BLOCK_SIZE = 4
 SHAPES = ((2, 3, -1, BLOCK_SIZE, 5), (-1, BLOCK_SIZE, 7))
 """Two layers of different layouts; the tokens of a block lie on the axis before the last in both."""
 BLOCK_BYTES = 4 * BLOCK_SIZE * (2 * 3 * 5 + 7)
+MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_MODEL_LEN = 4, 7, 64
 MAX_STEPS = 2000
 IDLE_S = 0.0005
 """What a step without rows takes at least: an engine does not ask a connector at full speed."""
@@ -73,23 +74,27 @@ class ConnectorEngine:
         num_blocks: int = 40,
         max_in_flight: int = 1,
         prefix_caching: bool = True,
+        chunked_prefill: bool = True,
+        scheduler: Callable[[Any, SchedulerContext], Any] = Scheduler,
+        options: Any = None,
+        policy: Policy | None = None,
     ) -> None:
         self.connector: Any = connector  # tests put functions of their own into it
         self._books = _Books(connector)
         ctx = SchedulerContext(
             groups=(KVGroup("full", block_size=BLOCK_SIZE),),
             num_blocks=num_blocks,
-            max_num_seqs=4,
-            max_num_batched_tokens=7,
-            max_model_len=64,
-            chunked_prefill=True,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+            max_model_len=MAX_MODEL_LEN,
+            chunked_prefill=chunked_prefill,
             prefix_caching=prefix_caching,
-            policy=_ByArrival(),
+            policy=policy or _ByArrival(),
             connector=self._books,
             max_in_flight=max_in_flight,
         )
         self._num_blocks, self._max_in_flight = num_blocks, max_in_flight
-        self.scheduler = Scheduler({}, ctx)
+        self.scheduler: Any = scheduler(options or {}, ctx)
         self._specs = [KVSpec(shape, torch.float32, 0) for shape in SHAPES]
         self._kv = [torch.zeros([num_blocks if n == -1 else n for n in shape]) for shape in SHAPES]
         memory: Any = HostMemory()

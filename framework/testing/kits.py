@@ -8,14 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+
 from framework.config import compose
-from framework.errors import ConfigError
+from framework.errors import CheckpointError, ConfigError
+from framework.interfaces import Backend, BackendContext
 from framework.plugins import ComponentSpec, Registry
-from framework.testing import stages
+from framework.testing import attention_suite, backends, connector, loaders, policies, schedulers, stages
+from framework.testing.attention_suite import AttentionPlugin
 from framework.testing.checking import Check
 from framework.testing.components import COMPONENT_CHECKS, Announced
+from framework.testing.connector import ConnectorCase
+from framework.testing.loaders import LoaderCase
 from framework.testing.stage_bench import StageCase
 from framework.testing.stage_derive import derived
 from framework.testing.stage_engine import check_engine_gives_equal_tokens
@@ -77,7 +84,56 @@ def _stage(plugins: Registry, spec: ComponentSpec) -> list[StageCase]:
     return [derived(plugins.load_target("stage", spec.name), options)]
 
 
+def _plain(case: Callable[[Any, Any], Any]) -> Callable[[Registry, ComponentSpec], list[Any]]:
+    """Cases of a kind that needs nothing but the component and its default options."""
+
+    def derive(plugins: Registry, spec: ComponentSpec) -> list[Any]:
+        return [case(plugins.load_target(spec.kind, spec.name), plugins.build_options(spec.kind, spec.name, {}))]
+
+    return derive
+
+
+def _attention(plugins: Registry, spec: ComponentSpec) -> list[AttentionPlugin]:
+    """On the backend that `backend=auto` takes here."""
+
+    def backend(dtype: torch.dtype) -> Backend:
+        name = plugins.auto("backend").name
+        target, options = plugins.load_target("backend", name), plugins.build_options("backend", name, {})
+        made: Backend = target(options, BackendContext(str(dtype).removeprefix("torch.")))
+        return made
+
+    options = plugins.build_options("attention", spec.name, {})
+    return [AttentionPlugin(plugins.load_target("attention", spec.name), backend, options)]
+
+
+def _connector(plugins: Registry, spec: ComponentSpec) -> list[ConnectorCase]:
+    raise ConfigError(
+        f"kv_connector/{spec.name}: options of connectors that hold nothing yet cannot be guessed. Give its"
+        " ComponentSpec cases='package.module:CASES', ConnectorCases of framework.testing.connector"
+    )
+
+
+def _loader(plugins: Registry, spec: ComponentSpec) -> list[LoaderCase]:
+    """A crafted folder, which is of the right format for some."""
+    case = loaders.crafted(plugins.load_target("loader", spec.name), plugins.build_options("loader", spec.name, {}))
+    with TemporaryDirectory() as folder:
+        try:
+            case.checkpoint(folder)
+        except CheckpointError as error:
+            raise ConfigError(
+                f"loader/{spec.name} reads no folder of safetensors. Give its ComponentSpec"
+                " cases='package.module:CASES', LoaderCases of framework.testing.loaders"
+            ) from error
+    return [case]
+
+
 KITS: dict[str, Kit] = {
     "stage": Kit(StageCase, (*stages.CHECKS, check_engine_gives_equal_tokens), _stage),
+    "scheduler": Kit(schedulers.SchedulerCase, schedulers.CHECKS, _plain(schedulers.SchedulerCase)),
+    "policy": Kit(policies.PolicyCase, policies.CHECKS, _plain(policies.PolicyCase)),
+    "attention": Kit(AttentionPlugin, attention_suite.CHECKS, _attention),
+    "kv_connector": Kit(ConnectorCase, connector.CHECKS, _connector),
+    "loader": Kit(LoaderCase, loaders.CHECKS, _loader),
+    "backend": Kit(backends.BackendCase, backends.CHECKS, _plain(backends.BackendCase)),
 }
 """{kind: its suite}."""

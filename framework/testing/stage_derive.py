@@ -36,7 +36,8 @@ FIELDS: dict[str, tuple[Any, ...]] = {
 OWN: tuple[Any, ...] = (0.5, 2.0, 0.05, 0.9, 3, 7, 1, True, (5, 7), (10,), "w5", "w4 w7", 64)
 """Values that extra_args are tried with."""
 OFF: tuple[Any, ...] = (0, 0.0, False, (), 1.0, -1)
-MOST = 4
+MOST = 8
+"""Parameters of a case, at most, that use the stage."""
 
 
 def derived(target: Any, options: Any) -> StageCase:
@@ -48,12 +49,12 @@ def derived(target: Any, options: Any) -> StageCase:
     wanting = [p for p in plain if stage.wants(p)]
     plain = [p for p in plain if not stage.wants(p)]
     for params in _tried(spec.name, spec.params, spec.extra_args):
-        if len(wanting) >= MOST:
-            break
-        if _is_served(stage, params) and stage.wants(params):
+        if _is_served(stage, params) and stage.wants(params) and _is_new(params, wanting):
             wanting.append(params)
+    if len(wanting) == 1:
+        wanting.append(wanting[0].replace(seed=3))
     for params in _own(spec.name, spec.extra_args, OFF):
-        if len(plain) < MOST and _is_served(stage, params) and not stage.wants(params):
+        if len(plain) < 4 and _is_served(stage, params) and not stage.wants(params):
             plain.append(params)
     way_out = (
         f"Give its ComponentSpec cases='package.module:CASES', StageCases of framework.testing.stages ({spec.name})"
@@ -73,7 +74,19 @@ def _is_served(stage: Any, params: SamplingParams) -> bool:
     return True
 
 
+def _is_new(params: SamplingParams, wanting: list[SamplingParams]) -> bool:
+    """Whether it says something that fewer than two of the others say: each parameter is there, and not only one."""
+    said = [_said(one) for one in wanting]
+    return len(wanting) < MOST and sum(_said(params) == one for one in said) < 2
+
+
+def _said(params: SamplingParams) -> frozenset[str]:
+    own = (name for given in (params.extra_args or {}).values() for name in given)
+    return params.named | frozenset(own)
+
+
 def _tried(name: str, fields: tuple[str, ...], extra_args: tuple[str, ...]) -> Iterator[SamplingParams]:
+    yield SamplingParams(extra_args={name: {}})
     for place in (0, 1):
         for field in fields:
             if field in FIELDS:

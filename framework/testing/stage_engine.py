@@ -34,7 +34,7 @@ from framework.request import SamplingParams
 from framework.testing.crafted import save_crafted
 from framework.testing.stage_bench import FIRST_SEED, VOCAB_SIZE, StageCase
 
-NUM_TOKENS = 10
+NUM_JOBS, NUM_TOKENS = 6, 10
 BLOCK_SIZE = 4
 TIGHT_POOL = 10
 """Blocks that hold two of the requests to their end, and begin more."""
@@ -64,8 +64,12 @@ def check_engine_gives_equal_tokens(case: StageCase) -> None:
             alone = {job.name: _run(engine, [job])[job.name] for job in jobs}
             _compare(case, alone, _run(engine, jobs), "among others")
             _compare(case, alone, _run(engine, jobs[::-1]), "among others that came in another order")
+        with _engine(case, model, max_num_batched_tokens=5) as engine:
+            _compare(case, alone, _run(engine, jobs), "in chunks")
         with _engine(case, model, num_blocks=TIGHT_POOL, max_num_batched_tokens=5) as engine:
-            _compare(case, alone, _run(engine, jobs), "in chunks, and preempted")
+            preempted = _run(engine, jobs)
+            if case.forgets is None:
+                _compare(case, alone, preempted, "preempted")
             count = engine.stats()["num_preemptions"]
             assert count, f"{case.name}: nothing was preempted in a pool of {TIGHT_POOL} blocks, so nothing was checked"
         if "async" in case.target.spec.caps.keeps:
@@ -76,7 +80,8 @@ def check_engine_gives_equal_tokens(case: StageCase) -> None:
 def _jobs(case: StageCase) -> list[Job]:
     """Requests that want the stage and others, of different lengths, each with a seed of its own."""
     jobs = []
-    for number, params in enumerate([*case.wanting, *case.plain, *case.wanting]):
+    some = [*case.wanting[:4], *case.plain[:2], *case.wanting[4:]]
+    for number, params in enumerate((some * NUM_JOBS)[: max(NUM_JOBS, len(some))]):
         seed = FIRST_SEED + number if params.seed is None else params.seed
         own = params.replace(seed=seed, max_tokens=max(NUM_TOKENS, params.min_tokens))
         jobs.append(Job(f"{number}", [1 + (number * 7 + i * i) % 40 for i in range(3 + number)], own))

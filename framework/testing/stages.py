@@ -54,8 +54,9 @@ def _filled(case: StageCase) -> tuple[StageBench, list[int], list[int]]:
     wanting, plain = [1, 3, 4, 6, 8], [2, 5, 7]
     for place, row in enumerate(wanting):
         bench.add(row, case.wanting[place % len(case.wanting)])
+    others = case.plain or case.wanting  # every request uses the select stage of a greedy pipeline
     for place, row in enumerate(plain):
-        bench.add(row, case.plain[place % len(case.plain)])
+        bench.add(row, others[place % len(others)])
     return bench, wanting, plain
 
 

@@ -13,5 +13,6 @@ def framework_components() -> list[ComponentSpec]:
             "memory",
             "framework_connectors.memory:MemoryConnector",
             config="framework_connectors.options:MemoryOptions",
+            cases="framework_connectors.cases:MEMORY",
         ),
     ]

@@ -11,6 +11,12 @@ def framework_components() -> list[ComponentSpec]:
         ComponentSpec(
             "loader", "safetensors", "framework_loaders.safetensors:SafetensorsLoader", provides=(".safetensors",)
         ),
-        ComponentSpec("loader", "gguf", "framework_loaders.gguf:GgufLoader", provides=(".gguf",)),
+        ComponentSpec(
+            "loader",
+            "gguf",
+            "framework_loaders.gguf:GgufLoader",
+            provides=(".gguf",),
+            cases="framework_loaders.cases:GGUF",
+        ),
         ComponentSpec("loader", "dummy", "framework_loaders.dummy:DummyLoader"),
     ]

@@ -1,0 +1,236 @@
+"""The contract suite of attention plugins: the shared table of shapes against a float64 reference, on any backend.
+
+Knows no layout of KV memory: what a request has computed before a step is written by the plugin itself, in an earlier
+step. `framework.testing.attention` has the shapes and the reference. Called by `run=check` and by tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from framework.batch import NULL_BLOCK, InputBatch
+from framework.interfaces import AttentionCaps, AttentionContext, Backend, LayerSpec
+from framework.testing.attention import CASES, AttentionCase, BuiltCase, batch_of, build, reference
+from framework.testing.checking import Skipped, assert_all
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+"""Absolute and relative: sums over up to 1500 keys in float32; the others round results to 8 or 11 bits."""
+MIXED = ("decodes_and_chunks_mixed", "decode_whose_block_is_new", "whole_prompt", "decodes_of_many_lengths")
+
+
+@dataclass(frozen=True)
+class AttentionPlugin:
+    """The plugin is built as target(options, AttentionContext). backend: makes the one it runs on, for a dtype."""
+
+    target: Any
+    backend: Any
+    options: Any = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return str(self.target.__name__)
+
+    @property
+    def caps(self) -> AttentionCaps:
+        caps: AttentionCaps = self.target.caps
+        return caps
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The first that it serves, float32 if it can."""
+        return torch.float32 if "float32" in self.caps.dtypes else getattr(torch, self.caps.dtypes[0])
+
+    def shapes(self) -> list[AttentionCase]:
+        """Rows of the table that it says it can serve."""
+        return [case for case in CASES if self.serves(case)]
+
+    def serves(self, case: AttentionCase) -> bool:
+        caps = self.caps
+        return (case.window is None or caps.window) and (not caps.head_dims or case.head_dim in caps.head_dims)
+
+
+class _Engine:
+    """An attention plugin with one layer's KV memory."""
+
+    def __init__(
+        self, plugin: AttentionPlugin, case: AttentionCase, block_size: int, dtype: torch.dtype, num_blocks: int,
+        *, is_invariant: bool = False,
+    ) -> None:  # fmt: skip
+        self.backend: Backend = plugin.backend(dtype)
+        self.device = self.backend.device
+        limits = {"max_num_seqs": 64, "max_num_batched_tokens": 4096, "max_model_len": 4096}
+        ctx = AttentionContext(self.backend, block_size, dtype, batch_invariant=is_invariant, **limits)
+        self.attention = plugin.target(plugin.options, ctx)
+        layer = LayerSpec(0, "full", case.num_heads, case.num_kv_heads, case.head_dim, case.head_dim**-0.5, case.window)
+        self.spec = self.attention.kv_spec(layer)
+        (self.kv,) = self.backend.allocate_kv([self.spec], num_blocks)
+        self.attention.bind([layer], [self.kv])
+
+    def spoil(self) -> None:
+        """NaN in every block but the null one: what a former owner may have left."""
+        self.kv.movedim(self.spec.shape.index(-1), 0)[NULL_BLOCK + 1 :] = float("nan")
+
+    def arrive(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self.attention.add_request(row)
+
+    def step(self, batch: InputBatch, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        on_device = replace(
+            batch,
+            **{name: getattr(batch, name).to(self.device) for name in _TENSORS},
+            slot_mapping=tuple(t.to(self.device) for t in batch.slot_mapping),
+            block_table=tuple(t.to(self.device) for t in batch.block_table),
+        )
+        out: Tensor = self.attention.plan(on_device, 0).forward(
+            0, q.to(self.device), k.to(self.device), v.to(self.device)
+        )
+        return out.cpu()
+
+
+_TENSORS = (
+    "input_ids", "positions", "query_start_loc", "seq_lens", "idx_mapping", "logits_indices", "expanded_idx_mapping",
+    "draft_offset",
+)  # fmt: skip
+
+
+def _run(plugin: AttentionPlugin, built: BuiltCase, block_size: int, *, is_invariant: bool = False) -> Tensor:
+    """The step of the case, after a step that computed what it finds there, in memory full of NaN."""
+    case = built.case
+    engine = _Engine(plugin, case, block_size, built.q.dtype, built.num_blocks, is_invariant=is_invariant)
+    engine.spoil()
+    rows = built.batch.rows_np.tolist()
+    engine.arrive([row for row, length in zip(rows, case.seq_lens, strict=True) if length])
+    before = [i for i, computed in enumerate(case.computed) if computed]
+    if before:
+        lengths = tuple(case.computed[i] for i in before)
+        past = replace(case, computed=(0,) * len(before), scheduled=lengths, padding_tokens=0)
+        k, v = (torch.cat([built.past[i][side] for i in before]) for side in (0, 1))
+        q = torch.zeros(past.num_tokens, case.num_heads, case.head_dim, dtype=built.q.dtype)
+        engine.step(batch_of(past, block_size, [rows[i] for i in before], built.batch.block_table[0]), q, k, v)
+    return engine.step(built.batch, built.q, built.k, built.v)
+
+
+def _assert_close(plugin: AttentionPlugin, built: BuiltCase, out: Tensor, what: str) -> None:
+    expected, tolerance = reference(built, built.case.head_dim**-0.5), TOLERANCE[built.q.dtype]
+    assert out.dtype == built.q.dtype and out.shape == built.q.shape, (
+        f"{plugin.name}: gives {out.dtype} {list(out.shape)} for queries {built.q.dtype} {list(built.q.shape)}"
+    )
+    difference = (out.double() - expected).abs() - tolerance * expected.abs()
+    worst = float(difference.nan_to_num(nan=torch.inf).max()) if difference.numel() else 0.0
+    assert worst <= tolerance, (
+        f"{plugin.name}: {what}, case {built.case.name}: off by {worst:.3g} in {built.q.dtype}, {tolerance:g} may"
+    )
+
+
+def check_output_equals_the_reference(plugin: AttentionPlugin) -> None:
+    """Every shape that it serves, in blocks of its own choice."""
+    for case in plugin.shapes():
+        built = build(case, plugin.caps.block_sizes[0], plugin.dtype)
+        _assert_close(plugin, built, _run(plugin, built, plugin.caps.block_sizes[0]), "differs from the reference")
+
+
+def check_every_dtype_and_block_size(plugin: AttentionPlugin) -> None:
+    """Those that it declares; a few more block sizes where it declares any."""
+    sizes = {*plugin.caps.block_sizes, *((8, 32) if plugin.caps.any_block_size else ())}
+    for case in (case for case in plugin.shapes() if case.name in MIXED):
+        for name in plugin.caps.dtypes:
+            for size in sorted(sizes):
+                built = build(case, size, getattr(torch, name))
+                _assert_close(plugin, built, _run(plugin, built, size), f"blocks of {size}")
+
+
+def check_padding_gives_zero(plugin: AttentionPlugin) -> None:
+    """0 for padding tokens and rows, never NaN, whatever their queries are."""
+    shapes = [case for case in plugin.shapes() if case.padding_tokens]
+    if not shapes:
+        raise Skipped("it serves no shape of the table with padding")
+    for case in shapes:
+        built = build(case, plugin.caps.block_sizes[0], plugin.dtype)
+        built.q[-case.padding_tokens :] = float("nan")
+        out = _run(plugin, built, plugin.caps.block_sizes[0])[-case.padding_tokens :]
+        assert bool((out == 0).all()), f"{plugin.name}: gives {out.flatten()[:3].tolist()} for padding, 0 is wanted"
+
+
+def check_blocks_of_others_are_left_alone(plugin: AttentionPlugin) -> None:
+    """A step writes into the slots of its own tokens and of the null block, and nowhere else."""
+    case = next(case for case in plugin.shapes() if case.name == "decodes_and_chunks_mixed")
+    size = plugin.caps.block_sizes[0]
+    built = build(case, size, plugin.dtype)
+    engine = _Engine(plugin, case, size, plugin.dtype, built.num_blocks + 2)  # two blocks that no table names
+    blocks = engine.kv.movedim(engine.spec.shape.index(-1), 0)
+    blocks[:] = 1.5
+    named = {int(b) for row in built.batch.rows_np.tolist() for b in built.batch.block_table[0][row]} | {NULL_BLOCK}
+    engine.arrive(built.batch.rows_np.tolist())
+    engine.step(built.batch, built.q, built.k, built.v)
+    for block in range(len(blocks)):
+        if block not in named:
+            assert bool((blocks[block] == 1.5).all()), f"{plugin.name}: writes into block {block}, which no request has"
+
+
+def check_row_is_reused(plugin: AttentionPlugin) -> None:
+    """After release and add_request a row is another request's: other blocks, another length."""
+    case, size = AttentionCase("whole_prompt", (0,), (37,)), plugin.caps.block_sizes[0]
+    if not plugin.serves(case):
+        raise Skipped("it does not serve heads of 16")
+    first, second = build(case, size, plugin.dtype, seed=1), build(replace(case, scheduled=(20,)), size, plugin.dtype)
+    engine = _Engine(plugin, case, size, plugin.dtype, first.num_blocks)
+    for built in (first, second):
+        row = int(built.batch.rows_np[0])
+        engine.arrive([row])
+        _assert_close(plugin, built, engine.step(built.batch, built.q, built.k, built.v), "a row that is used again")
+        engine.attention.release(row)
+
+
+def check_requests_alone_give_the_same_bits(plugin: AttentionPlugin) -> None:
+    """What `batch_invariant` means: neighbours change no bit of a request's result."""
+    if not plugin.caps.batch_invariant:
+        raise Skipped("it does not offer batch_invariant")
+    size = plugin.caps.block_sizes[0]
+    for case in (case for case in plugin.shapes() if case.name in MIXED):
+        built = build(case, size, plugin.dtype)
+        together = _run(plugin, built, size, is_invariant=True)
+        for place in range(len(case.scheduled)):
+            own = _alone(built, place, size)
+            start = sum(case.scheduled[:place])
+            alone = _run(plugin, own, size, is_invariant=True)
+            assert torch.equal(alone, together[start : start + len(alone)]), (
+                f"{plugin.name}: request {place} of case {case.name} gives other bits alone than among others"
+            )
+
+
+def _alone(built: BuiltCase, place: int, block_size: int) -> BuiltCase:
+    """One request of a case, in the same blocks."""
+    case = built.case
+    one = replace(case, computed=(case.computed[place],), scheduled=(case.scheduled[place],), padding_tokens=0)
+    tokens = slice(sum(case.scheduled[:place]), sum(case.scheduled[: place + 1]))
+    row = int(built.batch.rows_np[place])
+    return replace(
+        built,
+        case=one,
+        batch=batch_of(one, block_size, [row], built.batch.block_table[0]),
+        q=built.q[tokens],
+        k=built.k[tokens],
+        v=built.v[tokens],
+        past=[built.past[place]],
+        past_slots=[built.past_slots[place]],
+    )
+
+
+CHECKS = (
+    check_output_equals_the_reference,
+    check_every_dtype_and_block_size,
+    check_padding_gives_zero,
+    check_blocks_of_others_are_left_alone,
+    check_row_is_reused,
+    check_requests_alone_give_the_same_bits,
+)
+
+
+def check_attention(plugin: AttentionPlugin) -> None:
+    """Runs every check on the plugin."""
+    assert_all(CHECKS, plugin)
