@@ -592,7 +592,24 @@ class GrammarMatcher(Protocol):
     def accept(self, token_ids: Sequence[int]) -> bool:
         """Takes all of the tokens; False when one of them does not fit, and then nothing was taken."""
 
+    def rollback(self, n: int) -> None:
+        """Takes back the last n tokens. ValueError for more than were taken, or than `max_rollback`."""
 
+    def is_accepting(self) -> bool:
+        """Whether what was taken is a whole text: the request may end here."""
+
+    def is_terminated(self) -> bool:
+        """Whether it is whole and nothing can follow."""
+
+
+class CompiledGrammar(Protocol):
+    """A constraint that any number of requests share."""
+
+    def matcher(self) -> GrammarMatcher:
+        """A new one, at the beginning. Cheap: called on the step's path."""
+
+
+@runtime_checkable
 class Grammar(Protocol):
     """Turns constraints into masks of tokens. Built as Grammar(options, GrammarContext) for the first request that has
     one; used from several threads at a time."""
@@ -672,24 +689,7 @@ class KVConnector(Protocol):
         """After the forward pass: what the step of `meta` had to read has been read. The start_load of a later step may
         come before it, where a device computes several steps one behind the other."""
 
-    def rollback(self, n: int) -> None:
-        """Takes back the last n tokens. ValueError for more than were taken, or than `max_rollback`."""
     def idle(self) -> None:
-    def is_accepting(self) -> bool:
-        """Whether what was taken is a whole text: the request may end here."""
-
-    def is_terminated(self) -> bool:
-        """Whether it is whole and nothing can follow."""
-
-
-class CompiledGrammar(Protocol):
-    """A constraint that any number of requests share."""
-
-    def matcher(self) -> GrammarMatcher:
-        """A new one, at the beginning. Cheap: called on the step's path."""
-
-
-@runtime_checkable
         """In the place of a forward pass when a step has no rows: may wait a moment for a transfer to end. The engine
         waits one as well while something is to be reported."""
 
