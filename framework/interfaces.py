@@ -453,6 +453,7 @@ class StageSpec:
     essential  True for stages a request cannot switch off (grammar, allowed ids, min_tokens)
     extra_args names it knows in a request's extra_args of the stage: a request with another one is refused
     tells_requests  observe: requests that want it find what it tells of their tokens in `CompletionOutput.payloads`
+    fused      operation of `SamplerOps` that does the same on a device; the stage then has `operands`
     """
 
     name: str
@@ -463,6 +464,7 @@ class StageSpec:
     essential: bool = False
     extra_args: tuple[str, ...] = ()
     tells_requests: bool = False
+    fused: str | None = None
 
 
 @dataclass(frozen=True)
@@ -524,6 +526,79 @@ class SamplerStage(Protocol):
 
     def commit(self, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None:
         """The only place where state changes in a step, on the device. sampled [R, k + 1], num_valid [R]."""
+
+
+class FusedStage(Protocol):
+    """What a stage has beside `SamplerStage` when its spec names a fused operation."""
+
+    def operands(self, rows: Rows) -> Mapping[str, Any] | None:
+        """Device tensors of the operation, by name; None for rows that only the stage's own method serves."""
+
+
+FusedChain = Sequence[tuple[str, Mapping[str, Any]]]
+"""Operations in pipeline order, each with its operands."""
+
+
+@dataclass(frozen=True)
+class FusedChoice:
+    """[L] each: id int64, in range; the same or -1 for a row without a finite choice; float32 largest processed logit,
+    that of the id, and for rows that draw the log of the sum of exponentials of what was kept."""
+
+    ids: Tensor
+    told: Tensor
+    top: Tensor
+    value: Tensor
+    log_sum: Tensor
+
+
+@dataclass(frozen=True)
+class FusedLogprobs:
+    """sampled [n] float32, rank [n] int32; top_ids [n, k] int64, top_logprobs float32, top_ranks int32."""
+
+    sampled: Tensor
+    rank: Tensor
+    top_ids: Tensor
+    top_logprobs: Tensor
+    top_ranks: Tensor
+
+
+class SamplerOps(Protocol):
+    """Sampler operations that a backend runs in few launches: its `sampler_ops`. A backend need not have any.
+
+    fuses  names of operations, in the one order in which a chain may hold them, each once. The reference of one is the
+           torch method of the stage that names it, and decides what it means; floats may differ by rounding,
+           comparisons of processed logits may not. In use, columns [rows] being those of the request table:
+
+    bitmask    words [G, ceil(V / 32)] int32, logits_rows [G] int64 or None for all in order
+    allowed    words [places, ceil(V / 32)] int32, place [rows]: place 0 has everything
+    ban_until  until [rows], ids [rows, n]: forbidden while position < until; a negative id ends the list
+    bias       count [rows]; ids and values [places, n], each with its ids_place and values_place
+    penalties  repetition, frequency, presence [rows]; seen [places, V] int32 with place: the count of a token in the
+               output, and bit 30 for one of the prompt
+    scale      factor [rows]
+    min_p      log_min_p [rows]; top_k: k [rows], 0 for off; top_p: top_p [rows], 1 for off
+    draw       draws [rows], not 0 for rows that draw, the others being greedy; argmax: nothing
+
+    Logits [L, V] are of any float dtype and stay as they are. Nothing waits for the device, and every shape follows
+    from those of the arguments, so that a step can be captured.
+    """
+
+    fuses: tuple[str, ...]
+
+    def apply(self, logits: Tensor, rows: Rows, chain: FusedChain) -> Tensor:
+        """New float32 [L, V]: logits behind a chain of masks and elementwise operations."""
+
+    def bounds(self, logits: Tensor, rows: Rows, chain: FusedChain, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
+        """The interval behind a chain of thresholds, as `SamplerStage.bounds`."""
+
+    def sample(
+        self, logits: Tensor, rows: Rows, chain: FusedChain, interval: tuple[Tensor, Tensor] | None
+    ) -> FusedChoice:
+        """Tokens of a chain that ends with a select operation; interval None keeps everything."""
+
+    def logprobs(self, logits: Tensor, ids: Tensor, k: int, *, is_log: bool) -> FusedLogprobs:
+        """Of the ids [n] int64 and of the k best (`sampling.logprobs.FEW_BEST` at most) of logits [n, V]; the logits
+        themselves unless is_log."""
 
 
 @runtime_checkable

@@ -43,7 +43,7 @@ class Asked:
     """What each row of the request table asks for, on the host, and the mode in which all are answered.
 
     mode  `sampler.logprobs_mode`
-    ops   of the backend, which may have a way of its own for the numbers
+    ops   of the backend, if it has a way of its own to the numbers
     """
 
     def __init__(self, mode: str, vocab_size: int, num_rows: int, ops: SamplerOps | None = None) -> None:
@@ -61,8 +61,12 @@ class Asked:
 
     def measure(self, logits: Tensor, ids: Tensor, rows_np: NDArray[np.int64], req_idx: NDArray[np.int32]) -> Measured:
         """Numbers of the step. logits [n, V] and ids [n] of the logits rows `rows_np`; req_idx [n] their rows."""
-        row = _Rows(logits.float(), ids, rows_np, is_log=self.is_log)
         counts = self._num_top[req_idx]
+        if self._ops is not None and not self._listed and counts.max() <= FEW_BEST:
+            told = self._ops.logprobs(logits, ids, int(counts.max()), is_log=self.is_log)
+            tops = [Part(rows_np, told.top_ids, told.top_logprobs, told.top_ranks)]
+            return Measured(rows_np, told.sampled, told.rank, tops)
+        row = _Rows(logits.float(), ids, rows_np, is_log=self.is_log)
         few, many = counts <= FEW_BEST, counts > FEW_BEST
         tops = [row.best(int(counts[part].max()), part.nonzero()[0]) for part in (few, many) if part.any()]
         return Measured(rows_np, *row.sampled(), tops, self._listed_of(row, req_idx) if self._listed else None)

@@ -22,6 +22,7 @@ from framework.errors import ConfigError, StageError, shown
 from framework.sampling.admission import active_stages, check_request
 from framework.sampling.capabilities import check_composition
 from framework.sampling.deployed import Deployed, deploy
+from framework.sampling.fused import FusedSampler
 from framework.sampling.groups import best
 from framework.sampling.interval import inside, open_interval
 from framework.sampling.lasting import LastingState
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from framework.batch import LogprobsColumns, NewRequest, Rows
     from framework.config import SamplerConfig
+    from framework.interfaces import SamplerOps
     from framework.plugins import Registry
     from framework.request import SamplingParams
     from framework.sampling.deployed import ContextFactory
@@ -78,7 +80,13 @@ class _Plan:
 class SamplerPipeline:
     """Stages in pipeline order, with the per-row host state that decides which of them a step runs."""
 
-    def __init__(self, name: str, stages: Sequence[Deployed], logprobs_mode: str = "raw_logprobs"):
+    def __init__(
+        self,
+        name: str,
+        stages: Sequence[Deployed],
+        logprobs_mode: str = "raw_logprobs",
+        ops: SamplerOps | None = None,
+    ):
         self.name, self.stages = name, tuple(stages)
         (self._select,) = (s for s in stages if s.spec.kind == "select")
         self._all_greedy = self._select.keeps("argmax")
@@ -94,7 +102,8 @@ class SamplerPipeline:
         ctx = self._select.ctx
         self._vocab_size = ctx.vocab_size
         self._bits = np.zeros(ctx.num_rows, np.uint64)
-        self._asked = Asked(logprobs_mode, ctx.vocab_size, ctx.num_rows)
+        self._asked = Asked(logprobs_mode, ctx.vocab_size, ctx.num_rows, ops)
+        self._fused = None if ops is None else FusedSampler(ops, self._apply)
 
     def prompt_logprobs(self, compute_logits: Callable[[Tensor], Tensor]) -> PromptLogprobs:
         """Logprobs of prompts, or logits in the modes that tell logits; for one runner."""
@@ -157,6 +166,8 @@ class SamplerPipeline:
     def sample(self, logits: Tensor, rows: Rows) -> SampleResult:
         """Chooses a token for each row of logits [L, V]; float32 ones may be overwritten. Waits for nothing."""
         plan = self._plan(rows)
+        if self._fused is not None and (fused := self._sample_fused(self._fused, logits, rows, plan)) is not None:
+            return fused
         observers = self._running(self._observers, plan)
         raw, asked = self._keep_raw(logits, plan, bool(observers))
         work = logits.float()
@@ -176,6 +187,19 @@ class SamplerPipeline:
             result.logprobs = self._asked.measure(told, _select(ids, plan.wanting), plan.wanting, req_idx)
         for one in observers:
             result.payloads[one.key] = one.stage.observe(raw, processed, rows, ids)
+        return result
+
+    def _sample_fused(self, fused: FusedSampler, logits: Tensor, rows: Rows, plan: _Plan) -> SampleResult | None:
+        """As `sample`, by the backend's own operations; None where somebody wants to see the processed logits."""
+        if plan.tells_processed or self._running(self._observers, plan):
+            return None
+        choice = fused.choose(logits, rows, [s for s in self.stages if s.bit & plan.bits])
+        if choice is None:
+            return None
+        result = SampleResult(choice.ids, choice.told, choice.top, choice.value, rows.req_idx_np)
+        if plan.wanting is not None:
+            told, ids = _select(logits, plan.wanting), _select(choice.ids, plan.wanting)
+            result.logprobs = self._asked.measure(told, ids, plan.wanting, rows.req_idx_np[plan.wanting])
         return result
 
     def _plan(self, rows: Rows) -> _Plan:
@@ -315,15 +339,17 @@ def build_pipeline(
     *,
     required: frozenset[str] = frozenset(),
     provided: frozenset[str] = frozenset(),
+    ops: SamplerOps | None = None,
 ) -> SamplerPipeline:
     """The pipeline of `config.stages`, in their order.
 
     ctx_factory  (stage key, spec) -> StageContext; it has declared the stage's fields, which may be allocated later
     required, provided  words between engine and stages, see `check_composition`
+    ops  operations that the backend fuses, if it has any
     Raises ConfigError for what does not go together, PluginError for a stage that is not there.
     """
     if len(config.stages) > MAX_STAGES:
         raise ConfigError(f"sampler={config.name} has {len(config.stages)} stages; at most {MAX_STAGES} are possible")
     stages = [deploy(stage, i, registry, ctx_factory) for i, stage in enumerate(config.stages)]
     check_composition(stages, required, provided)
-    return SamplerPipeline(config.name, stages, config.logprobs_mode)
+    return SamplerPipeline(config.name, stages, config.logprobs_mode, ops)

@@ -30,6 +30,7 @@ class AllowedIds:
         kind="mask",
         fields=(Field("words", "int32", PER_32_TOKENS, init=-1, pooled=True),),
         params=("allowed_token_ids",),
+        fused="allowed",
         caps=Capabilities(keeps=frozenset({"kept_set", "async", "drafts", "batch_invariant", "deterministic"})),
         essential=True,
     )
@@ -53,6 +54,9 @@ class AllowedIds:
         for block in row_blocks(logits):
             bits = (words.index_select(0, slot[block]).unsqueeze(2) >> self._bits) & 1
             logits[block].masked_fill_(bits.flatten(1)[:, : self._vocab_size] == 0, -torch.inf)
+
+    def operands(self, rows: Rows) -> Mapping[str, Any] | None:
+        return {"words": self._words.dev, "place": self._words.slot}
 
     def commit(self, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None:
         """Nothing changes with the tokens."""

@@ -26,6 +26,7 @@ class GrammarMask:
         "grammar",
         kind="mask",
         params=("structured_outputs",),
+        fused="bitmask",
         caps=Capabilities(keeps=frozenset({"kept_set", "async", "drafts", "batch_invariant", "deterministic"})),
         essential=True,
     )
@@ -54,6 +55,9 @@ class GrammarMask:
         else:
             masked = logits.index_select(0, allowed.rows).masked_fill_(is_banned, -torch.inf)
             logits.index_copy_(0, allowed.rows, masked)
+
+    def operands(self, rows: Rows) -> Mapping[str, Any] | None:
+        return None if rows.allowed is None else {"words": rows.allowed.bits, "logits_rows": rows.allowed.rows}
 
     def commit(self, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None:
         """Nothing changes here with the tokens."""

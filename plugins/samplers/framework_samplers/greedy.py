@@ -24,6 +24,7 @@ class Greedy:
         "greedy",
         kind="select",
         params=("temperature",),
+        fused="argmax",
         caps=Capabilities(
             keeps=frozenset({"argmax", "kept_set", "async", "drafts", "graph_safe", "batch_invariant", "deterministic"})
         ),
@@ -47,6 +48,9 @@ class Greedy:
 
     def select(self, logits: Tensor, rows: Rows, lo: Tensor, hi: Tensor) -> Tensor:
         return best(inside(logits, lo, hi))[1]
+
+    def operands(self, rows: Rows) -> Mapping[str, Any] | None:
+        return {}
 
     def commit(self, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None:
         """Nothing changes with the tokens."""

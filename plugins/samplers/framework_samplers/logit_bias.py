@@ -31,6 +31,7 @@ class LogitBias:
             Field("values", "float32", MAX_ENTRIES, init=-0.0, pooled=True),
         ),
         params=("logit_bias",),
+        fused="bias",
         caps=Capabilities(keeps=frozenset({"kept_set", "async", "drafts", "batch_invariant", "deterministic"})),
     )
 
@@ -58,6 +59,12 @@ class LogitBias:
         ids = self._ids.dev[self._ids.slot[rows.req_idx], :most]
         values = self._values.dev[self._values.slot[rows.req_idx], :most]
         logits.scatter_add_(1, ids.long(), values)
+
+    def operands(self, rows: Rows) -> Mapping[str, Any] | None:
+        return {
+            "count": self._count.dev, "ids": self._ids.dev, "ids_place": self._ids.slot, "values": self._values.dev,
+            "values_place": self._values.slot,
+        }  # fmt: skip
 
     def commit(self, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None:
         """Nothing changes with the tokens."""

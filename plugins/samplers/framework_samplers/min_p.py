@@ -26,6 +26,7 @@ class MinP:
         kind="threshold",
         fields=(Field("log_min_p", "float32", init=-math.inf),),
         params=("min_p",),
+        fused="min_p",
         caps=Capabilities(
             keeps=frozenset({"argmax", "kept_set", "async", "drafts", "graph_safe", "batch_invariant", "deterministic"})
         ),
@@ -46,6 +47,9 @@ class MinP:
     def bounds(self, logits: Tensor, rows: Rows, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
         top = at_most(logits, hi).amax(-1)  # lo cannot exclude the best token
         return torch.maximum(lo, top + self._log_min_p.dev[rows.req_idx]), hi
+
+    def operands(self, rows: Rows) -> Mapping[str, Any] | None:
+        return {"log_min_p": self._log_min_p.dev}
 
     def commit(self, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None:
         """Nothing changes with the tokens."""

@@ -27,6 +27,7 @@ class MinTokens:
         kind="mask",
         fields=(Field("until", "int32"), Field("ids", "int32", width=MAX_IDS, init=-1)),
         params=("min_tokens",),
+        fused="ban_until",
         caps=Capabilities(
             keeps=frozenset({"kept_set", "async", "drafts", "graph_safe", "batch_invariant", "deterministic"})
         ),
@@ -63,6 +64,9 @@ class MinTokens:
         # The lesser of a logit and +inf is the logit, bit for bit: that is what an unused place gives token 0.
         bound = torch.where(is_early & (ids >= 0), -torch.inf, torch.inf)
         logits.scatter_reduce_(1, ids.clamp_(min=0), bound, "amin")
+
+    def operands(self, rows: Rows) -> Mapping[str, Any] | None:
+        return {"until": self._until.dev, "ids": self._ids.dev}
 
     def commit(self, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None:
         """Nothing changes with the tokens but the position, which the rows bring."""

@@ -37,6 +37,7 @@ class Penalties:
             Field("seen", "int32", PER_TOKEN, pooled=True),
         ),
         params=("repetition_penalty", "frequency_penalty", "presence_penalty"),
+        fused="penalties",
         caps=Capabilities(keeps=frozenset({"kept_set", "async", "drafts", "batch_invariant", "deterministic"})),
     )
 
@@ -86,6 +87,14 @@ class Penalties:
         if drafts.shape[1]:
             seen.scatter_add_(1, drafts.clamp(min=0), (drafts >= 0).int())
         return seen
+
+    def operands(self, rows: Rows) -> Mapping[str, Any] | None:
+        if rows.drafts.shape[1]:
+            return None  # the drafts before a row are counted here
+        return {
+            "repetition": self._repetition.dev, "frequency": self._frequency.dev, "presence": self._presence.dev,
+            "seen": self._seen.dev, "place": self._seen.slot,
+        }  # fmt: skip
 
     def commit(self, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None:
         slot = self._seen.slot[rows.req_idx].long()

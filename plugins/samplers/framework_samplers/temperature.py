@@ -23,6 +23,7 @@ class Temperature:
         kind="elementwise",
         fields=(Field("inverse", "float32", init=1.0),),
         params=("temperature",),
+        fused="scale",
         caps=Capabilities(
             keeps=frozenset({"argmax", "kept_set", "async", "drafts", "graph_safe", "batch_invariant", "deterministic"})
         ),
@@ -42,6 +43,9 @@ class Temperature:
 
     def apply(self, logits: Tensor, rows: Rows) -> None:
         logits.mul_(self._inverse.dev[rows.req_idx].unsqueeze(1))
+
+    def operands(self, rows: Rows) -> Mapping[str, Any] | None:
+        return {"factor": self._inverse.dev}
 
     def commit(self, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None:
         """Nothing changes with the tokens."""

@@ -26,6 +26,7 @@ class TopK:
         kind="threshold",
         fields=(Field("k", "int32", init=0),),
         params=("top_k",),
+        fused="top_k",
         caps=Capabilities(
             keeps=frozenset({"argmax", "kept_set", "async", "drafts", "batch_invariant", "deterministic"})
         ),
@@ -53,6 +54,9 @@ class TopK:
         k = self._k.dev[rows.req_idx].long()
         kth = values.gather(1, (k - 1).clamp_(min=0).unsqueeze(1)).squeeze(1)
         return torch.where(k > 0, torch.maximum(lo, kth), lo), hi
+
+    def operands(self, rows: Rows) -> Mapping[str, Any] | None:
+        return {"k": self._k.dev}
 
     def commit(self, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None:
         """Nothing changes with the tokens."""

@@ -35,6 +35,7 @@ class TopP:
         kind="threshold",
         fields=(Field("top_p", "float32", init=1.0),),
         params=("top_p",),
+        fused="top_p",
         caps=Capabilities(
             keeps=frozenset({"argmax", "kept_set", "async", "drafts", "batch_invariant", "deterministic"})
         ),
@@ -62,6 +63,9 @@ class TopP:
         part = logits.index_select(0, index)
         floor = self._floor(part, rows.req_idx[index], lo[index], hi[index])
         return lo.index_copy(0, index, torch.maximum(lo[index], floor)), hi
+
+    def operands(self, rows: Rows) -> Mapping[str, Any] | None:
+        return {"top_p": self._top_p.dev}
 
     def commit(self, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None:
         """Nothing changes with the tokens."""

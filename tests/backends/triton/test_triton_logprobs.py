@@ -1,0 +1,52 @@
+"""Logprobs, ranks and best ids in Triton against those of torch."""
+
+import numpy as np
+import pytest
+import torch
+
+from framework import SamplingParams
+from framework.sampling.logprobs import measure, to_host
+from framework_backends.triton.sampler_ops import TritonSamplerOps
+
+
+def told_of(logits, ids, k, is_log, ops=None):
+    ops = ops or TritonSamplerOps(block_groups=4)
+    return ops.logprobs(logits, ids, k, is_log=is_log)
+
+
+@pytest.mark.parametrize("is_log", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("k", [0, 1, 5, 20])
+def test_logprobs_ranks_and_best_ids_are_those_of_torch(device, k, dtype, is_log):
+    generator = torch.Generator().manual_seed(k)
+    logits = (torch.randn(3, 700, generator=generator) * 2.5).to(dtype)  # bfloat16: many ties
+    logits[1, 30:] = -torch.inf
+    logits[2] = 1.0
+    ids = torch.tensor([5, 11, 699])
+    told = told_of(logits.to(device), ids.to(device), k, is_log)
+    expected = to_host(measure(logits, ids, k, is_log=is_log), 3)
+    assert told.rank.tolist() == expected.rank.tolist()
+    np.testing.assert_allclose(told.sampled.cpu(), expected.sampled, atol=1e-5)
+    assert told.top_ids.tolist() == expected.top_ids.tolist()
+    assert told.top_ranks.tolist() == expected.top_ranks.tolist()
+    np.testing.assert_allclose(told.top_logprobs.cpu(), expected.top_logprobs, atol=1e-5)
+
+
+def test_masked_tokens_are_told_behind_all_others(device):
+    logits = torch.full((1, 300), -torch.inf)
+    logits[0, [7, 290]] = torch.tensor([1.0, 2.0])
+    told = told_of(logits.to(device), torch.tensor([9], device=device), 5, True)
+    assert told.top_ids.tolist() == [[290, 7, 0, 1, 2]]
+    assert told.top_ranks.tolist() == [[1, 2, 3, 3, 3]]
+    assert told.sampled.tolist() == [-torch.inf] and told.rank.tolist() == [3]
+
+
+def test_a_pipeline_tells_the_same_by_either_side(pair):
+    words = [{"logprobs": 0}, {"logprobs": 3, "temperature": 0}, {}]
+    one = pair().add(*[SamplingParams(**w) for w in words])
+    logits = torch.randn(3, 700, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+    plain, fused = one.compare(logits)
+    _, expected, _ = one.plain.pipeline.collect(plain)
+    _, found, _ = one.fused.pipeline.collect(fused)
+    for name in ("sampled", "rank", "top_ids", "top_logprobs", "top_ranks"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), atol=1e-5, err_msg=name)
