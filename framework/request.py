@@ -504,6 +504,7 @@ class NewTokens:
     logprobs_row     row of `StepOutput.logprobs` of the first token, -1 without logprobs
     prompt_logprobs  columns of the prompt's tokens from the second on, with the first token of a request that asks
     payloads         {stage: an entry a token} of observe stages that the request wants
+    ends_in_text     finish_reason `stop`, and the last token is of the text nevertheless: nothing may follow it
     """
 
     request: Request
@@ -514,6 +515,7 @@ class NewTokens:
     error: str | None = None
     prompt_logprobs: LogprobsColumns | None = None
     payloads: Mapping[str, list[Any]] = field(default_factory=dict)
+    ends_in_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,8 @@ class Completion:
         assert self.finish_reason is None, f"completion {self.index} has ended, and gets {new.token_ids}"
         self.finish_reason, self.stop_reason = new.finish_reason, new.stop_reason
         # An eos or stop id is told by the scheduler, and the text leaves it out.
-        visible = new.token_ids[:-1] if new.finish_reason == "stop" else new.token_ids
+        has_end = new.finish_reason == "stop" and not new.ends_in_text
+        visible = new.token_ids[:-1] if has_end else new.token_ids
         num_taken = self._add_text(visible) or len(new.token_ids)
         taken = new.token_ids[:num_taken]
         for stage, entries in new.payloads.items():
@@ -60,7 +61,7 @@ class Completion:
         if self._logprobs is not None and taken:
             self._logprobs.extend(taken, columns, new.logprobs_row, self._num_logprobs)
         if self.finish_reason is not None:
-            self._end_text(visible)
+            self._end_text(has_end)
         return num_taken
 
     def _filled(self, stage: str) -> list[Any]:
@@ -84,13 +85,12 @@ class Completion:
                 return count
         return 0
 
-    def _end_text(self, visible: Sequence[int]) -> None:
-        """Shows what is left, of a text that no stop string has ended."""
+    def _end_text(self, has_end: bool) -> None:
+        """Shows what is left, of a text that no stop string has ended. has_end: its last token is not shown."""
         if self._detokenizer is None or self.by_stop_string:
             return
         if self._is_late:
-            hidden = self.finish_reason == "stop"
-            self._parts.append(self._detokenizer.add(self.token_ids[:-1] if hidden else self.token_ids))
+            self._parts.append(self._detokenizer.add(self.token_ids[:-1] if has_end else self.token_ids))
         end = self._detokenizer.finish()
         self._parts.append(end if self._stops is None else self._stops.finish(end))
 

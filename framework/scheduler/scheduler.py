@@ -597,14 +597,15 @@ class Scheduler:
         assert tokens, f"request {request.request_id}: its row samples, but the step returned no token and no error"
         request.num_in_flight -= 1
         taken, reason, stop_reason = append_tokens(request, tokens)
+        is_over = False
         if request.constraint is not None and reason != "stop":
-            if request.constraint.take(taken, request.num_output_tokens):
-                reason = "stop"
+            is_over = request.constraint.take(taken, request.num_output_tokens)
             if request.constraint.error is not None:
                 return self._fail(request, request.constraint.error)
+            reason = "stop" if is_over else reason
         if reason is not None:
             self._finish(request, reason, stop_reason)
-        return NewTokens(request, taken, reason, stop_reason)
+        return NewTokens(request, taken, reason, stop_reason, ends_in_text=is_over)
 
     def _fail(self, request: Request, error: str) -> NewTokens:
         """Ends a running request whose last tokens count for nothing."""
