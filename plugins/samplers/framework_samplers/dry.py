@@ -15,6 +15,7 @@ from framework.sampling.history import NO_TOKEN, last_tokens
 from framework_samplers.options import DryConfig
 from framework_samplers.own_args import integer, number, own, token_ids
 from framework_samplers.span import longest_history
+from framework_samplers.wanting import apply_where
 from framework_samplers.words import last_ids
 
 MAX_MATCH = 50
@@ -82,11 +83,11 @@ class Dry:
         self._breakers.np[req_idx, : len(breakers)] = breakers
 
     def apply(self, logits: Tensor, rows: Rows) -> None:
-        width = int(self._span.np[rows.req_idx_np].max(initial=0))
-        if width < 2:
-            return
+        apply_where(self._span.np[rows.req_idx_np] > 1, logits, rows, self._penalise)
+
+    def _penalise(self, logits: Tensor, rows: Rows) -> None:
         breakers = self._breakers.dev[rows.req_idx]
-        history = self._history(rows, width)
+        history = self._history(rows, int(self._span.np[rows.req_idx_np].max()))
         lengths = _match_lengths(history, _reference(history, breakers))
         following = history[:, :-1].long()
         penalty = self._penalty(lengths[:, 1:], following, rows)

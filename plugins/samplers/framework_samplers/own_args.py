@@ -19,14 +19,12 @@ def asks(params: SamplingParams, stage: str) -> bool:
 
 
 def own(params: SamplingParams, stage: str) -> Mapping[str, Any]:
-    """The request's parameters of the stage, {} without any."""
-    given: Mapping[str, Any] = (params.extra_args or {}).get(stage, {})
-    return given
+    """The request's parameters of the stage, {} without any; arrays and tensors as lists and numbers."""
+    return {name: plain(value) for name, value in (params.extra_args or {}).get(stage, {}).items()}
 
 
 def number(where: str, value: Any, low: float, high: float, ends: str = "[]") -> float:
     """`value` as a float between `low` and `high`; `ends` says as in "[)" which of the two belongs to the range."""
-    value = plain(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{where} must be a number, got {shown(value)}")
     inside = (low <= value if ends[0] == "[" else low < value) and (value <= high if ends[1] == "]" else value < high)
@@ -46,7 +44,6 @@ def integer(where: str, value: Any, low: int, high: int | None = None) -> int:
 
 def token_ids(where: str, value: Any, vocab_size: int, most: int) -> tuple[int, ...]:
     """`value` as at most `most` ids of the vocabulary."""
-    value = plain(value)
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise ValueError(f"{where} must be a list of token ids, got {shown(value)}")
     if len(value) > most:

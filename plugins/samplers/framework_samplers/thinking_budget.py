@@ -15,6 +15,7 @@ from framework.sampling.history import last_tokens
 from framework_samplers.options import ThinkingBudgetConfig
 from framework_samplers.own_args import asks, integer, own
 from framework_samplers.span import longest_history
+from framework_samplers.wanting import apply_where
 from framework_samplers.words import ids_of
 
 OFF = -1
@@ -62,13 +63,12 @@ class ThinkingBudget:
         self._span.np[req_idx] = longest_history(params, request, self._token_ids.shape[1])
 
     def apply(self, logits: Tensor, rows: Rows) -> None:
-        width = int(self._span.np[rows.req_idx_np].max(initial=0))
-        if width == 0:
-            return
-        tokens = last_tokens(self._token_ids, rows, width)
+        apply_where(self._budget.np[rows.req_idx_np] != OFF, logits, rows, self._bound)
+
+    def _bound(self, logits: Tensor, rows: Rows) -> None:
+        tokens = last_tokens(self._token_ids, rows, int(self._span.np[rows.req_idx_np].max()))
         since_start, since_end = _since(tokens, self._start), _since(tokens, self._end)
-        budget = self._budget.dev[rows.req_idx]
-        is_over = (budget != OFF) & (since_start < since_end) & (since_start >= budget)
+        is_over = (since_start < since_end) & (since_start >= self._budget.dev[rows.req_idx])
         allowed = self._end[self._progress(tokens, since_start)].long().unsqueeze(1)
         kept = logits.gather(1, allowed)
         logits.masked_fill_(is_over.unsqueeze(1), -torch.inf).scatter_(1, allowed, kept)

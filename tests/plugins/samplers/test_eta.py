@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -62,6 +63,12 @@ def test_measures_inside_the_interval_only(run_stage, stage):
 def test_zero_is_the_identity(run_stage, random_logits, stage):
     logits = random_logits(2, 300)
     assert torch.equal(run_stage(stage, params(stage, 0, 0), logits), logits)
+
+
+@pytest.mark.parametrize("value", [np.float64(0.25), torch.tensor(0.25), np.array(0.25)])
+def test_numbers_of_numpy_and_torch_are_numbers(run_stage, random_logits, value):
+    logits = random_logits(1, 50)
+    assert torch.equal(run_stage(Eta, params(Eta, value), logits), run_stage(Eta, params(Eta, 0.25), logits))
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.0, float("nan"), True, "0.1", None])

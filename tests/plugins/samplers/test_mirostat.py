@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from scipy import stats
 
 from framework import LLM, SamplingParams
 from framework.sampling.draw import draw
@@ -85,20 +84,6 @@ def test_measures_and_draws_inside_the_interval_only():
         for seed in range(40)
     }
     assert drawn == {1, 2}
-
-
-def test_draws_in_proportion_among_the_candidates():
-    count = 20_000
-    stage = Mirostat(OPTIONS, context(Mirostat.spec, 4, count + 1))
-    for row in range(1, count + 1):
-        stage.add_request(row, params(tau=1.0), new_request(row, params()))  # mu 2 bits: p of 1/4 and more
-    row = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
-    seeds = torch.randint(-(2**63), 2**63 - 1, (count,), generator=torch.Generator().manual_seed(0)).tolist()
-    rows = make_rows(range(1, count + 1), seeds=seeds, positions=[4] * count)
-    ids = stage.select(row.expand(count, -1), rows, *open_interval(count, row.device))
-    counts = torch.bincount(ids, minlength=4)
-    assert counts[2:].tolist() == [0, 0]
-    assert stats.chisquare(counts[:2].numpy(), [count * 4 / 7, count * 3 / 7]).pvalue > 1e-4
 
 
 def test_steers_the_surprise_of_a_text_to_its_target(tmp_path):
