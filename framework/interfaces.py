@@ -662,7 +662,8 @@ class GrammarMatcher(Protocol):
     """
 
     def fill(self, row: NDArray[np.int32]) -> None:
-        """Overwrites [ceil(vocab_size / 32)] int32: bit i % 32 of word i // 32 says whether id i may come next."""
+        """Overwrites [ceil(vocab_size / 32)] int32: bit i % 32 of word i // 32 says whether id i may come next. Where
+        the text is forced, one spelling of it is enough."""
 
     def accept(self, token_ids: Sequence[int]) -> bool:
         """Takes all of the tokens; False when one of them does not fit, and then nothing was taken."""

@@ -32,8 +32,9 @@ class GrammarMask:
     )
 
     def __init__(self, options: Mapping[str, Any], ctx: StageContext):
-        # Bytes of a little-endian word: bit i of byte b is that of id 8 b + i.
-        self._bit = (1 << torch.arange(8, device=ctx.device)).to(torch.uint8)
+        # For each byte of a mask, which is that of 8 ids: the lesser of a logit and +inf is the logit, bit for bit.
+        values, places = torch.arange(256, device=ctx.device), torch.arange(8, device=ctx.device)
+        self._bounds = torch.where((values.unsqueeze(1) >> places) & 1 == 1, torch.inf, -torch.inf)
 
     def wants(self, params: SamplingParams) -> bool:
         return params.structured_outputs is not None
@@ -48,13 +49,12 @@ class GrammarMask:
         allowed = rows.allowed
         if allowed is None:
             return
-        is_banned = (allowed.bits.view(torch.uint8).unsqueeze(-1) & self._bit) == 0
-        is_banned = is_banned.view(len(is_banned), -1)[:, : logits.shape[1]]
+        octets = allowed.bits.view(torch.uint8).flatten().int()
+        bounds = self._bounds.index_select(0, octets).view(len(allowed.bits), -1)[:, : logits.shape[1]]
         if allowed.rows is None:
-            logits.masked_fill_(is_banned, -torch.inf)
+            logits.clamp_max_(bounds)
         else:
-            masked = logits.index_select(0, allowed.rows).masked_fill_(is_banned, -torch.inf)
-            logits.index_copy_(0, allowed.rows, masked)
+            logits.index_copy_(0, allowed.rows, logits.index_select(0, allowed.rows).clamp_max_(bounds))
 
     def operands(self, rows: Rows) -> Mapping[str, Any] | None:
         return None if rows.allowed is None else {"words": rows.allowed.bits, "logits_rows": rows.allowed.rows}

