@@ -196,8 +196,7 @@ def processed(logits, rows, features, row, first, is_wanted, GROUPS: tl.constexp
     """
     ids = first + tl.arange(0, GROUPS)[:, None] * 128 + tl.arange(0, 128)[None, :]
     is_read = (ids < logits.vocab) & is_wanted[:, None]
-    at = logits.at + row.to(tl.int64) * logits.step + ids
-    x = tl.load(at, mask=is_read, other=float("-inf")).to(tl.float32)
+    x = tl.load(logits.at + row.to(tl.int64) * logits.step + ids, mask=is_read, other=float("-inf")).to(tl.float32)
     request = tl.load(rows.req_idx + row)
     if features.grammar is not None:
         x = obeying(x, features.grammar, row, first, logits.vocab, GROUPS)

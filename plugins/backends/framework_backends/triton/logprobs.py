@@ -27,8 +27,10 @@ class Told(NamedTuple):
 
 
 @triton.jit
-def logits_at(logits, line, ids, is_wanted):
-    return tl.load(line + ids, mask=is_wanted & (ids < logits.vocab), other=float("-inf")).to(tl.float32)
+def logits_at(logits, row, ids):
+    """float32 logits of a row, -inf behind the vocabulary."""
+    at = row.to(tl.int64) * logits.step + ids
+    return tl.load(logits.at + at, mask=ids < logits.vocab, other=float("-inf")).to(tl.float32)
 
 
 _LOW = tl.constexpr(-3.4e38)
@@ -36,7 +38,7 @@ _LOW = tl.constexpr(-3.4e38)
 
 
 @triton.jit
-def tell_best(line, logits, best, group, told, row, total, k):
+def tell_best(logits, best, group, told, row, total, k):
     """The k best ids of the row in falling order, the lowest first among equals, with their ranks."""
     value = tl.full((), float("inf"), tl.float32)
     token = tl.full((), -1, tl.int32)
@@ -47,7 +49,7 @@ def tell_best(line, logits, best, group, told, row, total, k):
     while place < k:
         picked = tl.minimum(first_best(best, group), (logits.vocab - 1) // 128)
         ids = picked * 128 + tl.arange(0, 128)
-        x = tl.maximum(logits_at(logits, line, ids, ids >= 0), _LOW)
+        x = tl.maximum(logits_at(logits, row, ids), _LOW)
         # What has been told stands in front of the last one told, by value and then by id.
         is_left = ((x < value) | ((x == value) & (ids > token))) & (ids < logits.vocab)
         next_value = tl.max(tl.where(is_left, x, float("-inf")))
@@ -66,7 +68,7 @@ def tell_best(line, logits, best, group, told, row, total, k):
 
 @triton.jit
 def tell_row(
-    line, logits, own, groups, larger, told, row, num_blocks, k, IS_LOG: tl.constexpr,
+    logits, own, groups, larger, told, row, num_blocks, k, IS_LOG: tl.constexpr,
     MAX_GROUPS: tl.constexpr, MAX_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """What the blocks of a row say together."""
@@ -83,7 +85,7 @@ def tell_row(
     tl.store(told.sampled + row, own - total)
     tl.store(told.rank + row, tl.sum(counts) + 1)
     if told.top_ids is not None:
-        tell_best(line, logits, best, group, told, row, total, k)
+        tell_best(logits, best, group, told, row, total, k)
 
 
 @triton.jit
@@ -95,11 +97,10 @@ def logprobs_kernel(
     block = tl.program_id(0)
     row = tl.program_id(1)
     num_blocks = tl.num_programs(0)
-    line = logits.at + row.to(tl.int64) * logits.step
-    own = tl.load(line + tl.load(ids + row)).to(tl.float32)
+    own = tl.load(logits.at + row.to(tl.int64) * logits.step + tl.load(ids + row)).to(tl.float32)
     group = block * GROUPS + tl.arange(0, GROUPS)
     tokens = group[:, None] * 128 + tl.arange(0, 128)[None, :]
-    x = logits_at(logits, line, tokens, tokens >= 0)
+    x = logits_at(logits, row, tokens)
     best = tl.max(x, axis=1)
     base = tl.where(best == float("-inf"), 0.0, best)
     mass = base + tl.log(tl.sum(tl.exp(x - base[:, None]), axis=1))
@@ -108,4 +109,4 @@ def logprobs_kernel(
     tl.store(groups.mass + at, mass, mask=group < groups.count)
     tl.store(larger + row * num_blocks + block, tl.sum((x > own).to(tl.int32)))
     if is_last_program(counters, row, num_blocks):
-        tell_row(line, logits, own, groups, larger, told, row, num_blocks, k, IS_LOG, MAX_GROUPS, MAX_BLOCKS)
+        tell_row(logits, own, groups, larger, told, row, num_blocks, k, IS_LOG, MAX_GROUPS, MAX_BLOCKS)
