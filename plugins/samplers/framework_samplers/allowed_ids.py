@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from framework.batch import PER_32_TOKENS, Field, NewRequest, Rows
 from framework.interfaces import Capabilities, StageContext, StageSpec
 from framework.request import SamplingParams
 from framework.sampling.groups import row_blocks
+from framework_samplers.bit_bounds import BitBounds
 from framework_samplers.token_ids import check_ids
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class AllowedIds:
     def __init__(self, options: Mapping[str, Any], ctx: StageContext):
         self._words = ctx.column("words")
         self._vocab_size = ctx.vocab_size
-        self._bits = torch.arange(32, dtype=torch.int32, device=ctx.device)
+        self._bounds = BitBounds(ctx.device)
 
     def wants(self, params: SamplingParams) -> bool:
         return params.allowed_token_ids is not None
@@ -52,8 +52,7 @@ class AllowedIds:
     def apply(self, logits: Tensor, rows: Rows) -> None:
         slot, words = self._words.slot[rows.req_idx], self._words.dev
         for block in row_blocks(logits):
-            bits = (words.index_select(0, slot[block]).unsqueeze(2) >> self._bits) & 1
-            logits[block].masked_fill_(bits.flatten(1)[:, : self._vocab_size] == 0, -torch.inf)
+            self._bounds.clamp(logits[block], words.index_select(0, slot[block]))
 
     def operands(self, rows: Rows) -> Mapping[str, Any] | None:
         return {"words": self._words.dev, "place": self._words.slot}

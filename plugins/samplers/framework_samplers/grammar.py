@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from framework.batch import NewRequest, Rows
 from framework.interfaces import Capabilities, StageContext, StageSpec
 from framework.request import SamplingParams
+from framework_samplers.bit_bounds import BitBounds
 
 
 class GrammarMask:
@@ -32,9 +32,7 @@ class GrammarMask:
     )
 
     def __init__(self, options: Mapping[str, Any], ctx: StageContext):
-        # For each byte of a mask, which is that of 8 ids: the lesser of a logit and +inf is the logit, bit for bit.
-        values, places = torch.arange(256, device=ctx.device), torch.arange(8, device=ctx.device)
-        self._bounds = torch.where((values.unsqueeze(1) >> places) & 1 == 1, torch.inf, -torch.inf)
+        self._bounds = BitBounds(ctx.device)
 
     def wants(self, params: SamplingParams) -> bool:
         return params.structured_outputs is not None
@@ -49,12 +47,12 @@ class GrammarMask:
         allowed = rows.allowed
         if allowed is None:
             return
-        octets = allowed.bits.view(torch.uint8).flatten().int()
-        bounds = self._bounds.index_select(0, octets).view(len(allowed.bits), -1)[:, : logits.shape[1]]
         if allowed.rows is None:
-            logits.clamp_max_(bounds)
+            self._bounds.clamp(logits, allowed.bits)
         else:
-            logits.index_copy_(0, allowed.rows, logits.index_select(0, allowed.rows).clamp_max_(bounds))
+            masked = logits.index_select(0, allowed.rows)
+            self._bounds.clamp(masked, allowed.bits)
+            logits.index_copy_(0, allowed.rows, masked)
 
     def operands(self, rows: Rows) -> Mapping[str, Any] | None:
         return None if rows.allowed is None else {"words": rows.allowed.bits, "logits_rows": rows.allowed.rows}
