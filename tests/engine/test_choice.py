@@ -45,7 +45,7 @@ def test_weights_are_opened_when_everything_goes_together(folder: Path) -> None:
     ("words", "error", "message"),
     [
         (["+sampler/stage=greedy"], FrameworkError, "greedy.*gumbel|gumbel.*greedy"),
-        (["sampler.structured_outputs={regex:a}"], ConfigError, "structured_outputs.regex .* the model has no tokenizer"),
+        (["sampler.structured_outputs={regex:a}"], ConfigError, "structured_outputs.regex .* no tokenizer"),
         (["sampler.structured_outputs={regex:a}", "grammar=none"], ConfigError, "runs with grammar=none"),
         (["sampler=greedy", "sampler.top_k=5"], ConfigError, "top_k"),
         (["model=qwen3"], PluginError, "model=qwen3 serves Qwen3ForCausalLM, but .* LlamaForCausalLM. Use model=auto"),
