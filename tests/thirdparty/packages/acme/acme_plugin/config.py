@@ -9,3 +9,10 @@ class AcmeBiasConfig:
 
     token_ids: list[int] = field(default_factory=list)
     bias: float = 1.0
+
+
+@dataclass(frozen=True)
+class AcmeFatigueConfig:
+    """token_ids: ids of the target vocabulary that tire together."""
+
+    token_ids: list[int] = field(default_factory=list)
