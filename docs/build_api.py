@@ -74,6 +74,7 @@ TESTING = (
     Part("Attention", "framework/testing/attention_suite.py", ()),
     Part("Shapes of attention steps", "framework/testing/attention.py", ()),
     Part("KV connectors", "framework/testing/connector.py", ()),
+    Part("Grammars", "framework/testing/grammars.py", ()),
     Part("Loaders", "framework/testing/loaders.py", ()),
     Part("Backends", "framework/testing/backends.py", ()),
     Part("Faults of a KV connector", "framework/testing/fault_options.py", ()),
