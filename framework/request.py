@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, InitVar, dataclass, field, fields
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from framework.errors import did_you_mean, shown
 
@@ -66,7 +66,7 @@ class _NamesItsFields:
         object.__setattr__(self, "named", named)
         return self
 
-    def replace(self, **changes: Any) -> Any:
+    def replace(self, **changes: Any) -> Self:
         """A checked copy with `changes`; what the caller had named stays named, and so do the changes.
 
         `dataclasses.replace` differs in one point: it cannot tell a change to the value that stands there already.
@@ -369,8 +369,8 @@ class SamplingParams(_NamesItsFields):
         elif not isinstance(self.structured_outputs, StructuredOutputsParams | None):
             what = shown(self.structured_outputs)
             raise TypeError(f"{own}.structured_outputs must be a dict or StructuredOutputsParams, got {what}")
-        kinds = {kind.value: kind for kind in OutputKind}
         if not isinstance(self.output_kind, OutputKind):
+            kinds = {kind.value: kind for kind in OutputKind}
             if not isinstance(self.output_kind, str) or self.output_kind not in kinds:
                 raise ValueError(f"{own}.output_kind must be one of {', '.join(kinds)}, got {shown(self.output_kind)}")
             self._set("output_kind", kinds[self.output_kind])
@@ -407,6 +407,12 @@ class SamplingParams(_NamesItsFields):
     def defaults(cls) -> dict[str, Any]:
         """{field: class default}."""
         return {f.name: f.default for f in fields(cls) if f.default is not MISSING}
+
+    def unlike_defaults(self) -> dict[str, Any]:
+        """{field: value} of those that are not the class default."""
+        plain = type(self)()
+        values = {name: getattr(self, name) for name in self.defaults()}
+        return {name: value for name, value in values.items() if value != getattr(plain, name)}
 
 
 class RequestStatus(enum.IntEnum):

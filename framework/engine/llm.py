@@ -209,7 +209,7 @@ class LLM:
             params = self.engine.admission.defaults
         if not isinstance(params, SamplingParams) or params.output_kind is OutputKind.FINAL:
             return params
-        whole: SamplingParams = params.replace(output_kind=OutputKind.FINAL)
+        whole = params.replace(output_kind=OutputKind.FINAL)
         return whole
 
     def _new_id(self) -> str:

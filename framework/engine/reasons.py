@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from framework.engine.choice import async_scheduling
 from framework.interfaces import Explains
-from framework.request import SamplingParams
 
 if TYPE_CHECKING:
     from framework.engine.choice import Choice
@@ -90,10 +89,9 @@ def _of_components(choice: Choice) -> Iterator[Reason]:
 
 def _defaults(choice: Choice) -> Iterator[Reason]:
     """Sampling defaults that come from the checkpoint, and the ids that end a request."""
-    defaults, plain = choice.admission.defaults, SamplingParams()
-    for name in SamplingParams.defaults():
-        value = getattr(defaults, name)
-        if name not in choice.config.sampler.params and value != getattr(plain, name):
+    defaults = choice.admission.defaults
+    for name, value in defaults.unlike_defaults().items():
+        if name not in choice.config.sampler.params:
             yield Reason(f"sampler.{name}", value, "generation_config.json of the checkpoint")
     if "max_tokens" not in choice.config.sampler.params:
         yield Reason("sampler.max_tokens", defaults.max_tokens, "SamplingParams; in run=chat, as many as fit")

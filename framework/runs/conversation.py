@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from framework.engine.admission import Prompt, chat_prompt
 from framework.errors import ConfigError
-from framework.request import SamplingParams
 
 if TYPE_CHECKING:
     from framework.engine.engine import Engine
@@ -22,7 +21,7 @@ class Conversation:
         self._engine, self._template = engine, template
         self.system, self.messages = system, list[dict[str, str]]()
         defaults = engine.admission.defaults
-        self.params: SamplingParams = defaults if "max_tokens" in defaults.named else defaults.replace(max_tokens=None)
+        self.params = defaults if "max_tokens" in defaults.named else defaults.replace(max_tokens=None)
         self._first_params = self.params
         self._saved: Path | None = None
 
@@ -74,7 +73,7 @@ class Conversation:
         for name in ("n", "output_kind", "detokenize"):
             if name in values:
                 raise ValueError(f"{name} is fixed in a chat; leave it out")
-        changed: SamplingParams = self.params.replace(**values)
+        changed = self.params.replace(**values)
         self._engine.admission.check(changed)
         self.params = changed
 
@@ -84,9 +83,7 @@ class Conversation:
 
     def set_params(self) -> dict[str, Any]:
         """Parameters that are not the defaults of SamplingParams."""
-        plain = SamplingParams()
-        values = {name: getattr(self.params, name) for name in SamplingParams.defaults() if name != "output_kind"}
-        return {name: value for name, value in values.items() if value != getattr(plain, name)}
+        return {name: value for name, value in self.params.unlike_defaults().items() if name != "output_kind"}
 
     # --------------------------------------------------------------------------------------------------- files
 

@@ -263,8 +263,7 @@ class _Generation:
         changes = dict(job.params)
         # Whatever kind is configured or stands in a line: a piece of a text is neither printed nor written for it.
         changes["output_kind"] = OutputKind.DELTA if self._streams else OutputKind.FINAL
-        params: SamplingParams = defaults.replace(**changes)
-        return params
+        return defaults.replace(**changes)
 
     def _prompt(self, prompt: Any) -> Any:
         if not (isinstance(prompt, dict) and "messages" in prompt):

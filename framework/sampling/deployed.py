@@ -68,8 +68,7 @@ class Deployed:
         if self.key == self.spec.name or not params.extra_args:
             return params
         own = params.extra_args.get(self.key)
-        changed: SamplingParams = params.replace(extra_args=None if own is None else {self.spec.name: own})
-        return changed
+        return params.replace(extra_args=None if own is None else {self.spec.name: own})
 
     def forbidden_ids(self, params: SamplingParams) -> Collection[int]:
         """Ids that the stage never lets a request draw, see `interfaces.Forbids`."""

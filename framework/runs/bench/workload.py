@@ -121,5 +121,4 @@ def _params(engine: Engine, work: Work, detokenize: bool) -> SamplingParams:
     }  # fmt: skip
     if not detokenize:
         changes["detokenize"] = False
-    params: SamplingParams = engine.admission.defaults.replace(**changes)
-    return params
+    return engine.admission.defaults.replace(**changes)
