@@ -82,6 +82,7 @@ CORE_COMPONENTS = (
     ComponentSpec("run", "explain", "framework.runs.explain:run", config="framework.runs.options:ExplainOptions"),
     ComponentSpec("run", "bench", "framework.runs.bench:run", config="framework.runs.options:BenchOptions"),
     ComponentSpec("run", "check", "framework.runs.check:run", config="framework.runs.options:CheckOptions"),
+    ComponentSpec("run", "new", "framework.runs.new:run", config="framework.runs.options:NewOptions"),
     *(
         ComponentSpec(
             "bench",

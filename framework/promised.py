@@ -11,7 +11,7 @@ from framework.errors import NotBuiltError
 
 OPTIONS: dict[str, tuple[str, ...]] = {
     "backend": ("cuda", "tpu"),
-    "run": ("new", "serve", "replay"),
+    "run": ("serve", "replay"),
 }
 KEYS = ("server",)
 

@@ -32,6 +32,13 @@ class CheckOptions:
 
 
 @dataclass(frozen=True)
+class NewOptions:
+    """folder: where the package is written; None: a folder of its name here."""
+
+    folder: str | None = None
+
+
+@dataclass(frozen=True)
 class BenchOptions:
     """json: one JSON object instead of tables. warmup, rounds: untimed and timed passes. plot: an SVG file."""
 

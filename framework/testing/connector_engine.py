@@ -65,7 +65,10 @@ class _Row:
 
 
 class ConnectorEngine:
-    """Schedules, executes and updates with `connector`, and holds it to its word after each step. A context manager."""
+    """Schedules, executes and updates with `connector`, and holds it to its word after each step. A context manager.
+
+    name  of what is checked, for the errors; the connector's by default
+    """
 
     def __init__(
         self,
@@ -78,9 +81,10 @@ class ConnectorEngine:
         scheduler: Callable[[Any, SchedulerContext], Any] = Scheduler,
         options: Any = None,
         policy: Policy | None = None,
+        name: str | None = None,
     ) -> None:
         self.connector: Any = connector  # tests put functions of their own into it
-        self._books = _Books(connector)
+        self._books = _Books(connector, name or type(connector).__name__)
         ctx = SchedulerContext(
             groups=(KVGroup("full", block_size=BLOCK_SIZE),),
             num_blocks=num_blocks,
@@ -149,7 +153,9 @@ class ConnectorEngine:
         )
         for request in self._requests.values():
             if request.finish_reason == "length":
-                assert request.output_token_ids == _expected(request), f"request {request.request_id} drew otherwise"
+                assert request.output_token_ids == _expected(request), (
+                    f"{self._books.name}: request {request.request_id} drew otherwise than alone"
+                )
 
     def _take_step(self) -> None:
         scheduled, future = self._in_flight[0]
@@ -277,8 +283,8 @@ class _ByArrival:
 class _Books:
     """A connector, and what it owes: stays that it keeps, and asynchronous loads with their blocks, by lease."""
 
-    def __init__(self, connector: KVConnector) -> None:
-        self._connector, self.name = connector, type(connector).__name__
+    def __init__(self, connector: KVConnector, name: str) -> None:
+        self._connector, self.name = connector, name
         self.kept: set[int] = set()
         self.loading: dict[int, list[int]] = {}
         self._is_async = False

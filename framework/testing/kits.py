@@ -17,7 +17,17 @@ from framework.config import compose
 from framework.errors import CheckpointError, ConfigError
 from framework.interfaces import Backend, BackendContext
 from framework.plugins import ComponentSpec, Registry
-from framework.testing import attention_suite, backends, connector, loaders, policies, schedulers, stages
+from framework.testing import (
+    attention_suite,
+    backends,
+    connector,
+    grammars,
+    loaders,
+    observers,
+    policies,
+    schedulers,
+    stages,
+)
 from framework.testing.attention_suite import AttentionPlugin
 from framework.testing.checking import Check
 from framework.testing.components import COMPONENT_CHECKS, Announced
@@ -93,6 +103,10 @@ def _plain(case: Callable[[Any, Any], Any]) -> Callable[[Registry, ComponentSpec
     return derive
 
 
+def _observer(plugins: Registry, spec: ComponentSpec) -> list[observers.ObserverCase]:
+    return [observers.ObserverCase(plugins.load_target("observer", spec.name))]
+
+
 def _attention(plugins: Registry, spec: ComponentSpec) -> list[AttentionPlugin]:
     """On the backend that `backend=auto` takes here."""
 
@@ -134,6 +148,8 @@ KITS: dict[str, Kit] = {
     "attention": Kit(AttentionPlugin, attention_suite.CHECKS, _attention),
     "kv_connector": Kit(ConnectorCase, connector.CHECKS, _connector),
     "loader": Kit(LoaderCase, loaders.CHECKS, _loader),
+    "grammar": Kit(grammars.GrammarCase, grammars.CHECKS, _plain(grammars.GrammarCase)),
+    "observer": Kit(observers.ObserverCase, observers.CHECKS, _observer),
     "backend": Kit(backends.BackendCase, backends.CHECKS, _plain(backends.BackendCase)),
 }
 """{kind: its suite}."""

@@ -112,7 +112,9 @@ def check_steps_in_flight_change_nothing(case: PolicyCase) -> None:
 
 def _history(case: PolicyCase, seed: int, max_in_flight: int) -> None:
     random = Random(seed)
-    with ConnectorEngine(NoConnector(), num_blocks=12, max_in_flight=max_in_flight, policy=case.build()) as engine:
+    with ConnectorEngine(
+        NoConnector(), num_blocks=12, max_in_flight=max_in_flight, policy=case.build(), name=case.name
+    ) as engine:
         requests = []
         for arrival in range(16):
             prompt = [random.randint(0, 40) for _ in range(random.randint(1, 20))]

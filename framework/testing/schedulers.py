@@ -45,7 +45,12 @@ class SchedulerCase:
 
     def engine(self, *, num_blocks: int = NUM_BLOCKS, **limits: Any) -> ConnectorEngine:
         return ConnectorEngine(
-            NoConnector(), num_blocks=num_blocks, scheduler=self._held_to_limits, options=self.options, **limits
+            NoConnector(),
+            num_blocks=num_blocks,
+            scheduler=self._held_to_limits,
+            options=self.options,
+            name=self.name,
+            **limits,
         )
 
     def _held_to_limits(self, options: Any, ctx: SchedulerContext) -> Any:

@@ -6,16 +6,12 @@ check, apart from `framework.testing.stages.CHECKS` because it takes a second; `
 
 from __future__ import annotations
 
-import json
-import logging
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from framework.config import (
     GUMBEL_STAGES,
@@ -31,8 +27,8 @@ from framework.engine.build import build_engine
 from framework.engine.engine import Engine
 from framework.plugins import ComponentSpec, registry
 from framework.request import SamplingParams
-from framework.testing.crafted import save_crafted
-from framework.testing.stage_bench import FIRST_SEED, VOCAB_SIZE, StageCase
+from framework.testing.stage_bench import FIRST_SEED, StageCase
+from framework.testing.word_model import quiet, save_word_model
 
 NUM_JOBS, NUM_TOKENS = 6, 10
 BLOCK_SIZE = 4
@@ -59,7 +55,7 @@ def check_engine_gives_equal_tokens(case: StageCase) -> None:
     """One seed, one request: the same tokens alone, among others, in chunks, preempted, and with steps in flight."""
     jobs = _jobs(case)
     with tempfile.TemporaryDirectory() as folder:
-        model = _crafted(Path(folder), case)
+        model = save_word_model(Path(folder), case.eos_token_ids)
         with _engine(case, model) as engine:
             alone = {job.name: _run(engine, [job])[job.name] for job in jobs}
             _compare(case, alone, _run(engine, jobs), "among others")
@@ -128,24 +124,12 @@ def _engine(
         sampler=SamplerConfig("check", pipeline_with(case)),
     )
     plugins: Any = _WithStage(registry(), case)
-    with _quiet():
+    with quiet():
         engine = build_engine(config, plugins)
         try:
             yield engine
         finally:
             engine.close()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Engines of a check are no news."""
-    log = logging.getLogger("framework")
-    before = log.level
-    log.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
 
 
 def pipeline_with(case: StageCase) -> tuple[StageConfig, ...]:
@@ -191,16 +175,3 @@ class _WithStage:
             return type(self._case.options) if is_dataclass(self._case.options) else None
         found: type | None = self._plugins.load_config_class(spec)
         return found
-
-
-def _crafted(folder: Path, case: StageCase) -> Path:
-    """A model of VOCAB_SIZE words w0, w1, ... between spaces, whose logits are a table of the last token."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    table = torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=torch.Generator().manual_seed(11)) * 2.5
-    save_crafted(folder, table, eos_token_id=list(case.eos_token_ids) or None, max_len=64)
-    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({}))
-    return folder

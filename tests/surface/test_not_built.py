@@ -22,7 +22,7 @@ WORDS = [
 ]
 
 COMMANDS = [
-    *([run] for run in ("new", "serve", "replay")),
+    *([run] for run in ("serve", "replay")),
 ]
 
 

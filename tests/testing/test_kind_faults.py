@@ -62,8 +62,8 @@ class MarksRequests(Fcfs):
 class ForgetsABlock(Scheduler):
     def update(self, scheduled, output):
         news = super().update(scheduled, output)
-        if news and news[0].finish_reason and self.pool.num_free:
-            self.pool.allocate(1)
+        if news and news[0].finish_reason and self.pool.num_free and not hasattr(self, "lost"):
+            self.lost = self.pool.allocate(1)
         return news
 
 

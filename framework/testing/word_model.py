@@ -1,0 +1,44 @@
+"""A model of words for engines of checks: `w0` to `w299` between spaces, its logits a table of the last token.
+
+The suites that run real engines write it into a temporary folder.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from framework.testing.crafted import save_crafted
+from framework.testing.stage_bench import VOCAB_SIZE
+
+MAX_MODEL_LEN = 64
+
+
+def save_word_model(folder: Path, eos_token_ids: Sequence[int] = ()) -> Path:
+    """Writes weights, configuration and tokenizer. Returns the folder."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    table = torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=torch.Generator().manual_seed(11)) * 2.5
+    save_crafted(folder, table, eos_token_id=list(eos_token_ids) or None, max_len=MAX_MODEL_LEN)
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({}))
+    return folder
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Engines of a check are no news: only warnings are logged."""
+    log = logging.getLogger("framework")
+    before = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
