@@ -2,6 +2,7 @@
 
     python benchmarks/sampler.py --out FOLDER             # on a CUDA device: kernels, torch, FlashInfer, vLLM if there
     python benchmarks/sampler.py --quick                  # one vocabulary, batches 1 and 256, few repetitions
+    python benchmarks/sampler.py --tune                   # ways to split the work of our kernels
     python benchmarks/sampler.py --device cpu             # the stages in torch, as a share of the engine's decode step
 
 On a device each candidate is captured in a CUDA graph where that is possible (`eager` says where it is not), the L2 is
@@ -76,11 +77,11 @@ def make_inputs(batch: int, vocab: int, device: str, spread: float | None) -> In
 # ------------------------------------------------------------------------------------------------------- candidates
 
 
-def ours(case: str, x: Inputs) -> Callable[[], Any]:
-    """The case through `SamplerOps`, with the operands that the stages give."""
+def ours(case: str, x: Inputs, **split: Any) -> Callable[[], Any]:
+    """The case through `SamplerOps`, with the operands that the stages give. split: words of TritonSamplerOps."""
     from framework_backends.triton.sampler_ops import TritonSamplerOps
 
-    ops, rows, device = TritonSamplerOps(), rows_of(x), x.logits.device
+    ops, rows, device = TritonSamplerOps(**split), rows_of(x), x.logits.device
     if case.startswith("logprobs"):
         return lambda: ops.logprobs(x.logits, x.ids, int(case.split()[1]), is_log=True)
 
@@ -358,10 +359,41 @@ def shape(batch: int, vocab: int, cases: Iterable[str], reps: int, peers: bool, 
     return rows
 
 
+SPLITS = tuple(
+    {"block_groups": groups, "num_warps": warps, "loops": loops, "goes_on": goes_on}
+    for groups, warps, loops, goes_on in (
+        (32, 4, 1, True), (32, 4, 2, True), (32, 4, 4, True), (64, 8, 1, True), (64, 8, 2, True), (64, 4, 1, True),
+        (16, 4, 4, True), (32, 4, 1, False), (32, 4, 2, False), (64, 8, 1, False),
+    )
+)  # fmt: skip
+"""Ways to split the work among programs, for `--tune`."""
+
+
+def tune(reps: int) -> list[Any]:
+    """Each way to split the work against the others, at the vocabulary of the targets."""
+    rows = []
+    for batch in (1, 32, 256):
+        x = make_inputs(batch, VOCABS[-1], "cuda", None)
+        for case in ("greedy", "temperature", "top-k top-p", "logprobs 20"):
+            tried = {}
+            for split in SPLITS:
+                if not split["goes_on"] and case not in ("greedy", "temperature"):
+                    continue
+                name = "{block_groups}/{num_warps}/{loops}/{goes_on}".format(**split)
+                made = prepare(name, lambda x=x, case=case, split=split: ours(case, x, **split))
+                assert made is not None
+                tried[name] = made
+            measure(tried.values(), reps)
+            rows.append({"batch": batch, "vocab": VOCABS[-1], "case": case})
+            rows[-1] |= {"splits": {name: one.record() for name, one in tried.items()}}
+            print("ROW", json.dumps(rows[-1]), flush=True)
+    return rows
+
+
 # ---------------------------------------------------------------------------------------------------------- the CPU
 
 
-def on_cpu() -> list[Any]:
+def on_cpu(cases: Iterable[str]) -> list[Any]:
     """Each case as the engine runs it for 32 requests of the default model: the sampler's part of a decode step."""
     from framework import LLM, SamplingParams
     from framework.cli import prepare_environment
@@ -374,8 +406,9 @@ def on_cpu() -> list[Any]:
         **{f"logprobs {k}": {"logprobs": k} for k in LOGPROBS},
     }  # fmt: skip
     rows = []
-    with LLM(overrides=["backend=cpu", f"scheduler.max_num_seqs={CPU_ROWS}", "engine.max_model_len=256"]) as llm:
-        for case, given in words.items():
+    limits = [f"scheduler.max_num_seqs={CPU_ROWS}", "engine.max_model_len=256", "kv_cache.num_blocks=400"]
+    with LLM(overrides=["backend=cpu", *limits]) as llm:
+        for case, given in ((case, words[case]) for case in cases if case in words):
             params = SamplingParams(max_tokens=CPU_STEPS, ignore_eos=True, **({"temperature": TEMPERATURE} | given))
             sample, whole = zip(*decode_steps(llm.engine, params), strict=True)
             us, step = 1e6 * statistics.median(sample), 1e6 * statistics.median(whole)
@@ -391,11 +424,10 @@ def decode_steps(engine: Any, params: Any) -> list[tuple[float, float]]:
     for i in range(CPU_ROWS):
         engine.add_request(str(i), {"prompt_token_ids": list(range(20 + i, 52 + i))}, params)
     while engine.has_unfinished_requests():
-        start = time.perf_counter()
         engine.step()
-        seconds = time.perf_counter() - start
-        if engine.core.last_step.num_tokens == CPU_ROWS:
-            found.append((engine.core.last_step.seconds["sample"], seconds))
+        step = engine.core.last_step
+        if step.num_tokens == CPU_ROWS:
+            found.append((step.seconds["sample"], sum(step.seconds.values())))
     return found
 
 
@@ -418,6 +450,8 @@ def machine(device: str) -> dict[str, Any]:
 
 def table(rows: list[Any]) -> str:
     """One line a case, candidates side by side: median (p10 to p90) in us, `eager` for what could not be captured."""
+    if any("splits" in row for row in rows):
+        return tuned(rows)
     names = [n for n in ("read", "ours", "torch", "flashinfer", "vllm") if any(n in row for row in rows)]
     extra = ["passes", "ratio"] if "read" in names else ["step_us", "share"]
     head = ["batch", "vocab", "logits", "case", *names, *extra, "must / aim"]
@@ -428,6 +462,16 @@ def table(rows: list[Any]) -> str:
         cells = [str(row.get(n, "")) for n in ("batch", "vocab", "logits", "case")]
         cells += [cell(row.get(n)) for n in names] + [str(row.get(n, "")) for n in extra] + [target]
         lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def tuned(rows: list[Any]) -> str:
+    """Groups to a block / warps / blocks to a program / goes on, best first."""
+    lines = []
+    for row in rows:
+        good = {name: one for name, one in row["splits"].items() if "us" in one}
+        best = sorted(good, key=lambda name: good[name]["us"])
+        lines.append(f"- {row['batch']} {row['case']}: " + ", ".join(f"{name} {good[name]['us']}" for name in best))
     return "\n".join(lines)
 
 
@@ -447,11 +491,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="vocabulary 151936, batches 1 and 256, few repetitions")
     parser.add_argument("--cases", nargs="*", default=CASES, choices=CASES)
     parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--tune", action="store_true", help="ways to split the work instead of cases against peers")
     given = parser.parse_args()
     facts = machine(given.device) | {"command": " ".join(["python", *sys.argv])}
     print(json.dumps(facts), flush=True)
     start = time.perf_counter()
-    rows = on_cpu() if given.device == "cpu" else on_cuda(given)
+    rows = on_cpu(given.cases) if given.device == "cpu" else on_cuda(given)
     facts["seconds"] = round(time.perf_counter() - start, 1)
     report = "\n".join(f"- {key}: {value}" for key, value in facts.items()) + "\n\n" + table(rows) + "\n"
     print(report)
@@ -462,6 +507,8 @@ def main() -> None:
 
 
 def on_cuda(given: argparse.Namespace) -> list[Any]:
+    if given.tune:
+        return tune(40)
     reps, batches, vocabs = (20, (1, 256), VOCABS[-1:]) if given.quick else (60, BATCHES, VOCABS)
     rows = []
     for vocab in vocabs:

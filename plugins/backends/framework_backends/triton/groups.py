@@ -132,17 +132,44 @@ def does_draw(rows, draws, row):
 
 
 @triton.jit
-def group_kernel(
-    logits, rows, features, interval, groups, draws, chosen, counters, GROUPS: tl.constexpr, MAX_GROUPS: tl.constexpr
+def measure_row(
+    logits, rows, features, interval, groups, draws, row, program, GROUPS: tl.constexpr, LOOPS: tl.constexpr
 ):
-    """Grid (blocks of GROUPS groups, L): the token of each row, out of one read."""
-    block = tl.program_id(0)
+    """`measure_groups` of the LOOPS neighbouring blocks of a program."""
+    is_wanted = tl.full((GROUPS,), 1, tl.int1)
+    for number in range(LOOPS):
+        block = program * LOOPS + number
+        measure_groups(logits, rows, features, interval, groups, draws, row, block, is_wanted, GROUPS)
+
+
+@triton.jit
+def group_kernel(
+    logits, rows, features, interval, groups, draws, chosen, counters,
+    GROUPS: tl.constexpr, MAX_GROUPS: tl.constexpr, LOOPS: tl.constexpr, GOES_ON: tl.constexpr,
+):  # fmt: skip
+    """Grid (programs, L), LOOPS blocks of GROUPS groups to a program: the token of each row, out of one read.
+
+    GOES_ON: the last program of a row draws its token; otherwise `choose_kernel` does, in a launch of its own.
+    """
+    program = tl.program_id(0)
     row = tl.program_id(1)
     row_draws = does_draw(rows, draws, row)
-    is_wanted = tl.full((GROUPS,), 1, tl.int1)
-    measure_groups(logits, rows, features, interval, groups, row_draws, row, block, is_wanted, GROUPS)
-    if is_last_program(counters, row, tl.num_programs(0)):
+    measure_row(logits, rows, features, interval, groups, row_draws, row, program, GROUPS, LOOPS)
+    goes_on = GOES_ON
+    if goes_on:
+        goes_on = is_last_program(counters, row, tl.num_programs(0))
+    if goes_on:
         choose_token(logits, rows, features, interval, groups, row_draws, chosen, row, MAX_GROUPS)
+
+
+@triton.jit
+def choose_kernel(
+    logits, rows, features, interval, groups, draws, chosen, counters, GROUPS: tl.constexpr, MAX_GROUPS: tl.constexpr
+):
+    """Grid (1, L): the token of each row once its groups are measured."""
+    row = tl.program_id(1)
+    row_draws = does_draw(rows, draws, row)
+    choose_token(logits, rows, features, interval, groups, row_draws, chosen, row, MAX_GROUPS)
 
 
 @triton.jit

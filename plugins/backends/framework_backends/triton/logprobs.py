@@ -90,23 +90,24 @@ def tell_row(
 
 @triton.jit
 def logprobs_kernel(
-    logits, ids, groups, larger, told, counters, k, IS_LOG: tl.constexpr,
-    GROUPS: tl.constexpr, MAX_GROUPS: tl.constexpr, MAX_BLOCKS: tl.constexpr,
+    logits, ids, groups, larger, told, counters, k, IS_LOG: tl.constexpr, GROUPS: tl.constexpr,
+    MAX_GROUPS: tl.constexpr, MAX_BLOCKS: tl.constexpr, LOOPS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of GROUPS groups, n). larger [n, blocks] int32."""
-    block = tl.program_id(0)
+    """Grid (programs, n), LOOPS blocks of GROUPS groups to a program. larger [n, programs] int32."""
+    program = tl.program_id(0)
     row = tl.program_id(1)
-    num_blocks = tl.num_programs(0)
     own = tl.load(logits.at + row.to(tl.int64) * logits.step + tl.load(ids + row)).to(tl.float32)
-    group = block * GROUPS + tl.arange(0, GROUPS)
-    tokens = group[:, None] * 128 + tl.arange(0, 128)[None, :]
-    x = logits_at(logits, row, tokens)
-    best = tl.max(x, axis=1)
-    base = tl.where(best == float("-inf"), 0.0, best)
-    mass = base + tl.log(tl.sum(tl.exp(x - base[:, None]), axis=1))
-    at = row.to(tl.int64) * groups.count + group
-    tl.store(groups.best + at, best, mask=group < groups.count)
-    tl.store(groups.mass + at, mass, mask=group < groups.count)
-    tl.store(larger + row * num_blocks + block, tl.sum((x > own).to(tl.int32)))
-    if is_last_program(counters, row, num_blocks):
-        tell_row(logits, own, groups, larger, told, row, num_blocks, k, IS_LOG, MAX_GROUPS, MAX_BLOCKS)
+    count = tl.full((), 0, tl.int32)
+    for number in range(LOOPS):
+        group = (program * LOOPS + number) * GROUPS + tl.arange(0, GROUPS)
+        x = logits_at(logits, row, group[:, None] * 128 + tl.arange(0, 128)[None, :])
+        best = tl.max(x, axis=1)
+        base = tl.where(best == float("-inf"), 0.0, best)
+        mass = base + tl.log(tl.sum(tl.exp(x - base[:, None]), axis=1))
+        at = row.to(tl.int64) * groups.count + group
+        tl.store(groups.best + at, best, mask=group < groups.count)
+        tl.store(groups.mass + at, mass, mask=group < groups.count)
+        count += tl.sum((x > own).to(tl.int32))
+    tl.store(larger + row * tl.num_programs(0) + program, count)
+    if is_last_program(counters, row, tl.num_programs(0)):
+        tell_row(logits, own, groups, larger, told, row, tl.num_programs(0), k, IS_LOG, MAX_GROUPS, MAX_BLOCKS)

@@ -18,7 +18,7 @@ from framework.batch import Rows
 from framework.interfaces import FusedChain, FusedChoice, FusedLogprobs
 from framework_backends.triton import features as f
 from framework_backends.triton.apply import apply_kernel
-from framework_backends.triton.groups import Chosen, Groups, Interval, group_kernel, regroup_kernel
+from framework_backends.triton.groups import Chosen, Groups, Interval, choose_kernel, group_kernel, regroup_kernel
 from framework_backends.triton.logprobs import Told, logprobs_kernel
 from framework_backends.triton.thresholds import (
     NUM_PROBES,
@@ -38,21 +38,34 @@ LIST_CAPACITY = 16384
 BLOCK_GROUPS = 32
 """Groups of 128 ids to a program: 32 logits a thread, four loads of 16 bytes in bfloat16."""
 NUM_WARPS = 4
+MANY_ROWS, LOOPS = 32, 2
+"""The end of a program, where it waits for its stores and counts itself, is as long as the work on one block: batches
+that fill the device many times over pay it once for LOOPS blocks. Small ones need the programs."""
 
 
 class TritonSamplerOps:
     """Fused sampling. Scratch memory is taken for the largest batch so far and stays at its address.
 
-    block_groups, num_warps, capacity  how work is split: results do not depend on `capacity`, and on the others only
-    as far as float sums do
+    block_groups, num_warps  groups of a block, and the warps that work on it
+    loops                    blocks to a program of a batch with MANY_ROWS or more; one block below
+    goes_on                  whether the program of a row that ends last draws its token, or a second launch does
+    capacity                 of the list of candidates
+    None of them changes a result: what is summed in float32 is a group of 128 ids, or a row of groups, and a group's
+    sum is made alike by as many threads as there are.
     """
 
     fuses = (*IN_PLACE, *THRESHOLDS, *SELECT)
 
     def __init__(
-        self, block_groups: int = BLOCK_GROUPS, num_warps: int = NUM_WARPS, capacity: int = LIST_CAPACITY
+        self,
+        block_groups: int = BLOCK_GROUPS,
+        num_warps: int = NUM_WARPS,
+        loops: int = LOOPS,
+        goes_on: bool = True,
+        capacity: int = LIST_CAPACITY,
     ) -> None:
-        self._split, self._num_warps, self._capacity = block_groups, num_warps, capacity
+        self._split, self._num_warps, self._loops = block_groups, num_warps, loops
+        self._goes_on, self._capacity = goes_on, capacity
         self._scratch: dict[tuple[torch.device, int], _Scratch] = {}
 
     # ------------------------------------------------------------------------------------------- the contract
@@ -69,7 +82,10 @@ class TritonSamplerOps:
         choice = _empty_choice(len(logits), logits.device)
         chosen = Chosen(choice.ids, choice.told, choice.top, choice.value, choice.log_sum)
         if limits is None or draws is None:
-            work.launch(group_kernel, own, work.groups, draws, chosen, work.counters)
+            args = own, work.groups, draws, chosen, work.counters
+            work.launch_loops(group_kernel, *args, GOES_ON=self._goes_on)
+            if not self._goes_on:
+                work.launch_rows(choose_kernel, *args)
             return choice
         lo = self._search(work, limits, own, draws)
         narrowed = Interval(lo, torch.full_like(lo, float("inf")) if own is None else own.hi)
@@ -98,10 +114,11 @@ class TritonSamplerOps:
         scratch = self._scratch_for(count, logits)
         told = _empty_logprobs(count, k, logits.device)
         top = (told.top_ids, told.top_logprobs, told.top_ranks) if k else (None, None, None)
-        logprobs_kernel[(scratch.num_blocks, count)](
+        loops = self._loops_of(count)
+        logprobs_kernel[(triton.cdiv(scratch.num_blocks, loops), count)](
             f.Logits(logits, logits.stride(0), logits.shape[1]), ids, scratch.groups, scratch.larger,
             Told(told.sampled, told.rank, *top), scratch.counters, k, IS_LOG=is_log, GROUPS=self._split,
-            MAX_GROUPS=scratch.max_groups, MAX_BLOCKS=scratch.max_blocks, num_warps=self._num_warps,
+            MAX_GROUPS=scratch.max_groups, MAX_BLOCKS=scratch.max_blocks, LOOPS=loops, num_warps=self._num_warps,
             enable_fp_fusion=False,
         )  # fmt: skip
         return told
@@ -114,7 +131,7 @@ class TritonSamplerOps:
         if scratch.search is None:
             scratch.search = _search_memory(scratch, self._capacity)
         search = scratch.search
-        work.launch(bracket_kernel, limits, interval, groups, draws, search, work.counters)
+        work.launch_loops(bracket_kernel, limits, interval, groups, draws, search, work.counters)
         if limits.top_k is not None or limits.top_p is not None:
             work.launch(probe_kernel, interval, groups, search)
             work.launch(settle_kernel, limits, interval, groups, search, work.counters, MAX_BLOCKS=scratch.max_blocks)
@@ -124,8 +141,14 @@ class TritonSamplerOps:
     def _work(self, logits: Tensor, rows: Rows, chain: FusedChain) -> _Work:
         scratch = self._scratch_for(len(logits), logits)
         own = f.Rows(rows.req_idx, rows.position, rows.seed)
+        loops = self._loops_of(len(logits))
         line = f.Logits(logits, logits.stride(0), logits.shape[1])
-        return _Work(scratch, line, own, _features(chain, rows, len(logits)), len(logits), self._split, self._num_warps)
+        return _Work(
+            scratch, line, own, _features(chain, rows, len(logits)), len(logits), self._split, self._num_warps, loops
+        )
+
+    def _loops_of(self, num_rows: int) -> int:
+        return self._loops if num_rows >= MANY_ROWS else 1
 
     def _scratch_for(self, num_rows: int, logits: Tensor) -> _Scratch:
         assert logits.stride(1) == 1, "logits must be contiguous along the vocabulary"
@@ -188,6 +211,7 @@ class _Work:
     num_rows: int
     split: int
     num_warps: int
+    loops: int
 
     @property
     def groups(self) -> Groups:
@@ -202,9 +226,21 @@ class _Work:
         """Blocks of a row are neighbours, so that rows come to their ends one after the other."""
         return self.scratch.num_blocks, self.num_rows
 
+    def launch_loops(self, kernel: Any, *args: Any, **constants: Any) -> None:
+        """A kernel whose programs read several blocks."""
+        grid = triton.cdiv(self.scratch.num_blocks, self.loops), self.num_rows
+        self._launch(kernel, grid, *args, LOOPS=self.loops, **constants)
+
+    def launch_rows(self, kernel: Any, *args: Any, **constants: Any) -> None:
+        """A kernel with one program to a row."""
+        self._launch(kernel, (1, self.num_rows), *args, **constants)
+
     def launch(self, kernel: Any, *args: Any, **constants: Any) -> None:
+        self._launch(kernel, self.grid, *args, **constants)
+
+    def _launch(self, kernel: Any, grid: tuple[int, int], *args: Any, **constants: Any) -> None:
         """Without fused multiply-add: see `features`."""
-        kernel[self.grid](
+        kernel[grid](
             self.logits, self.rows, self.features, *args, GROUPS=self.split, MAX_GROUPS=self.scratch.max_groups,
             num_warps=self.num_warps, enable_fp_fusion=False, **constants,
         )  # fmt: skip

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from framework_backends.triton.features import Column, entry, processed
-from framework_backends.triton.groups import does_draw, is_last_program, kept, measure_groups
+from framework_backends.triton.groups import does_draw, is_last_program, kept, measure_row
 
 NUM_PROBES = 16
 """Values of a row at which `probe_kernel` counts. More cost flat rows arithmetic, fewer leave them longer lists."""
@@ -164,16 +164,14 @@ def bracket(rows, limits, interval, groups, search, row, row_draws, MAX_GROUPS: 
 @triton.jit
 def bracket_kernel(
     logits, rows, features, limits, interval, groups, draws, search, counters,
-    GROUPS: tl.constexpr, MAX_GROUPS: tl.constexpr,
+    GROUPS: tl.constexpr, MAX_GROUPS: tl.constexpr, LOOPS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of GROUPS groups, L): the first read, then what it says of each row's bounds."""
-    block = tl.program_id(0)
+    """Grid (programs, L), LOOPS blocks of GROUPS groups to a program: the first read, and each row's bounds of it."""
     row = tl.program_id(1)
     row_draws = tl.full((), 1, tl.int32) != 0
     if draws is not None:
         row_draws = does_draw(rows, draws, row)
-    is_wanted = tl.full((GROUPS,), 1, tl.int1)
-    measure_groups(logits, rows, features, interval, groups, row_draws, row, block, is_wanted, GROUPS)
+    measure_row(logits, rows, features, interval, groups, row_draws, row, tl.program_id(0), GROUPS, LOOPS)
     if is_last_program(counters, row, tl.num_programs(0)):
         bracket(rows, limits, interval, groups, search, row, row_draws, MAX_GROUPS)
 
