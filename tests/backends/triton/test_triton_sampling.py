@@ -5,7 +5,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chi2
 
 from framework import SamplingParams
 from framework.batch import AllowedTokens, Rows
@@ -227,4 +226,5 @@ def test_draws_follow_the_softmax():
     expected = logits[0].double().softmax(-1) * counts.sum()
     is_common = expected > 5
     distance = ((counts - expected) ** 2 / expected)[is_common].sum()
-    assert chi2.sf(float(distance), int(is_common.sum()) - 1) > 1e-4
+    freedom = int(is_common.sum()) - 1
+    assert abs(distance - freedom) < 4 * (2 * freedom) ** 0.5  # chi-square of many degrees is normal
