@@ -53,8 +53,9 @@ class Constraint:
 
     def for_sibling(self) -> Constraint:
         """The same grammar for another completion of the prompt."""
-        think_end = self._think_end if self._is_thinking else None
-        return Constraint(self._compiled, self._vocabulary, self._label, self._endings, self._min_tokens, think_end)
+        return Constraint(
+            self._compiled, self._vocabulary, self._label, self._endings, self._min_tokens, self._think_end
+        )
 
     # -------------------------------------------------------------------------------------------- compilation
 

@@ -1,5 +1,7 @@
 """Requests with a constraint in the scheduler: they wait for their grammar alone, and never run ahead of a token."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -186,3 +188,10 @@ def test_tokens_of_a_step_that_came_back_after_a_preemption_are_not_taken():
     one.restart()
     one.update(scheduled, output(scheduled))
     assert request.constraint.taken == []
+
+
+def test_step_with_masks_travels_as_plain_arrays():
+    one = scheduler()
+    add(one, "json", constraint=Constraint(mask=6))
+    masks = pickle.loads(pickle.dumps(one.schedule().grammar_rows))
+    assert masks.logits_rows.tolist() == [0] and masks.bits.tolist() == [[6, 6]]

@@ -5,7 +5,15 @@ _POINT = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type
 SCHEMAS = {
     "boolean": ({"type": "boolean"}, "Is the sky blue? Answer in JSON: "),
     "enum": ({"type": "string", "enum": ["red", "green", "bl\u00fcte", "\u6771\u4eac"]}, "A colour as a JSON string: "),
-    "number": ({"type": "number", "minimum": -10, "maximum": 120.5}, "A temperature in degrees as a JSON number: "),
+    "number": (
+        {
+            "type": "object",
+            "properties": {"degrees": {"type": "number", "minimum": -10, "maximum": 120.5}},
+            "required": ["degrees"],
+            "additionalProperties": False,
+        },
+        "A temperature in JSON: ",
+    ),
     "object": (
         {
             "type": "object",

@@ -39,7 +39,7 @@ def finished(llm, num_prompts):
 
 def test_every_finished_output_parses_and_validates(llm):
     texts = finished(llm, 2)
-    assert sum(map(bool, texts.values())) >= 7, texts  # a number, or a tree, may go on for long
+    assert sum(map(bool, texts.values())) >= 7, texts  # a tree may go on for long
 
 
 @pytest.mark.full

@@ -1,6 +1,8 @@
 """Structured output from outside: both grammars, a step at a time and with steps in flight, over a crafted model."""
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -9,6 +11,8 @@ import pytest
 from framework import LLM, SamplingParams, StructuredOutputsParams
 from framework.config import Config, EngineOptions, GrammarConfig, KVCacheConfig, ModelConfig, SchedulerConfig
 from framework.engine.build import build_engine
+from framework.engine.choice import choose
+from framework.engine.reasons import automatic
 from framework.errors import ConfigError, PluginError, RequestError
 from framework.interfaces import Capabilities
 from framework.plugins import ComponentSpec, Registry
@@ -235,6 +239,34 @@ def test_grammar_none_refuses_with_the_way_out(folder):
 def test_configured_default_serves_requests_without_parameters(folder):
     with built(folder, "sampler.structured_outputs={choice:[yes]}", "sampler.max_tokens=9") as llm:
         assert only(llm.generate([5])).text == "yes"
+
+
+def test_library_is_imported_by_the_first_request_that_needs_it(folder):
+    program = f"""
+import sys
+from framework import LLM, SamplingParams
+with LLM({folder!r}, overrides={[*SMALL, "grammar=xgrammar"]!r}) as llm:
+    llm.generate([5], SamplingParams(max_tokens=2))
+    print("xgrammar" in sys.modules, "llguidance" in sys.modules)
+    llm.generate([5], SamplingParams(structured_outputs={{"choice": ["yes"]}}))
+    print("xgrammar" in sys.modules, "llguidance" in sys.modules)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["False", "False", "True", "False"]
+
+
+def test_report_says_which_grammar_was_taken(folder):
+    plugins = Registry.load()
+    choice = choose(Config(model=ModelConfig(path=folder)), plugins)
+    (reason,) = [r for r in automatic(choice, plugins) if r.key == "grammar"]
+    assert reason.value == "xgrammar" and "usable too: llguidance" in reason.why
+
+
+def test_another_grammar_is_a_reconfiguration_that_keeps_the_weights(folder):
+    with built(folder, "grammar=none") as llm:
+        model = llm.engine.loaded.model
+        llm.reconfigure(["grammar=llguidance"])
+        assert only(llm.generate([5], asks(choice=["yes"]))).text == "yes" and llm.engine.loaded.model is model
 
 
 # ------------------------------------------------------------------------------------------- third parties' parts

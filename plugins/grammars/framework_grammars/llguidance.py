@@ -39,7 +39,7 @@ class LLGuidance:
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         first = self._llguidance.LLMatcher(self._tokenizer, self._source(spec), log_level=0)
         if first.is_error():
-            raise ValueError(first.get_error())
+            raise ValueError(_reason(first))
         return _Compiled(first, self._ctx)
 
     def _source(self, spec: GrammarSpec) -> str:
@@ -114,7 +114,7 @@ class LLGuidanceMatcher:
     def fill(self, row: NDArray[np.int32]) -> None:
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         if self._matcher.is_error():
-            raise RuntimeError(self._matcher.get_error())
+            raise RuntimeError(_reason(self._matcher))
         word, bit = self._end
         self._bits[word] &= ~np.int32(np.uint32(1 << bit).view(np.int32))
         row[:] = self._bits[: len(row)]
@@ -122,7 +122,7 @@ class LLGuidanceMatcher:
     def accept(self, token_ids: Sequence[int]) -> bool:
         taken = self._matcher.try_consume_tokens(list(token_ids))
         if self._matcher.is_error():
-            raise RuntimeError(self._matcher.get_error())
+            raise RuntimeError(_reason(self._matcher))
         if taken < len(token_ids):
             self._matcher.rollback(taken)
             return False
@@ -138,4 +138,16 @@ class LLGuidanceMatcher:
         return bool(self._matcher.is_accepting())
 
     def is_terminated(self) -> bool:
-        return self.is_accepting() and bool(self._matcher.is_stopped())
+        if not self.is_accepting() or self._matcher.is_stopped():
+            return self.is_accepting()
+        return not self._num_taken and self._is_empty()  # the library finds out with the first token
+
+    def _is_empty(self) -> bool:
+        """Whether the one text is the empty one."""
+        self.fill(row := np.empty_like(self._bits))
+        return not row.any()
+
+
+def _reason(matcher: Any) -> str:
+    """What went wrong, without the state of the library behind it."""
+    return str(matcher.get_error()).partition("\n<state>")[0]

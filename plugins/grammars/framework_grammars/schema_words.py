@@ -33,26 +33,32 @@ _CLASSES = {bool: "boolean", int: "integer", float: "number", str: "string", lis
 _WAY_OUT = "Leave it out, or use grammar=llguidance"
 
 
+MAX_DEPTH = 100
+"""Schemas inside of one another: the time that the library takes grows with the cube of them, 10 s at 450."""
+
+
 def refuse_ignored(schema: Any) -> None:
-    """ValueError for the first part of the schema that would be passed over, with its place."""
+    """ValueError for the first part of the schema that would be passed over, with its place, and for too deep ones."""
     for path, node in _schemas(schema, "#"):
         for objection in _objections(node):
             raise ValueError(f"at {path}: {objection}. {_WAY_OUT}")
 
 
-def _schemas(node: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _schemas(node: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(place, schema) of each schema inside of `node`: values of `const`, `enum` and `default` are none."""
     if not isinstance(node, Mapping):
         return
+    if depth > MAX_DEPTH:
+        raise ValueError(f"more than {MAX_DEPTH} schemas are inside of one another. Nest them less, or use '$ref'")
     yield path, node
     for word in _NAMED:
         for name, inner in _items(node.get(word)):
-            yield from _schemas(inner, f"{path}/{word}/{name}")
+            yield from _schemas(inner, f"{path}/{word}/{name}", depth + 1)
     for word in _LISTED:
         for index, inner in enumerate(_list(node.get(word))):
-            yield from _schemas(inner, f"{path}/{word}/{index}")
+            yield from _schemas(inner, f"{path}/{word}/{index}", depth + 1)
     for word in _SINGLE:
-        yield from _schemas(node.get(word), f"{path}/{word}")
+        yield from _schemas(node.get(word), f"{path}/{word}", depth + 1)
 
 
 def _objections(node: Mapping[str, Any]) -> Iterator[str]:

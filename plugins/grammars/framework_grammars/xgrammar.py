@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,17 +44,17 @@ class XGrammar:
         self._parsed(spec)
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        compiled = self._compiler.compile_grammar(self._parsed(spec))
+        parsed = self._parsed(spec)
+        with _reasons():
+            compiled = self._compiler.compile_grammar(parsed)
         return _Compiled(lambda: self._xgrammar.GrammarMatcher(compiled), self._ctx)
 
     def _parsed(self, spec: GrammarSpec) -> Any:
         """The library's own form of the constraint. ValueError with its reason."""
         if spec.kind == "json":
             refuse_ignored(json.loads(spec.text))
-        try:
+        with _reasons():
             return self._parse(spec)
-        except RuntimeError as error:
-            raise ValueError(_SOURCE.sub("", str(error).strip())) from error
 
     def _parse(self, spec: GrammarSpec) -> Any:
         grammar, text = self._xgrammar.Grammar, spec.text
@@ -74,6 +75,16 @@ class XGrammar:
         return self._xgrammar.Grammar.from_json_schema(
             schema, any_whitespace=self._options.any_whitespace, strict_mode=strict
         )
+
+
+@contextmanager
+def _reasons() -> Iterator[None]:
+    """The library's errors as ValueErrors, without the places in its sources that they begin with."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = _SOURCE.sub("", str(error).strip())
+        raise ValueError(text or "it cannot be read, and the library does not say why") from error
 
 
 class _Compiled:

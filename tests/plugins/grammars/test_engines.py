@@ -171,7 +171,9 @@ def test_schema_that_names_no_others_allows_none_unless_strict_is_off():
 @pytest.mark.parametrize(
     ("kind", "constraint"),
     [("json", '{"type": "strin"}'), ("regex", "a("), ("grammar", "root ::= nowhere"), ("json", '{"$ref": "#/nowhere"}'),
-     ("structural_tag", '{"a": 1}'), ("regex", "a(?=b)"), ("json", '{"type": "array", "uniqueItems": true}')],
+     ("structural_tag", '{"a": 1}'), ("regex", "a(?=b)"), ("json", '{"type": "array", "uniqueItems": true}'),
+     ("json", '{"const": 1' + 400 * "0" + "}"), ("regex", "a\ud800"), ("json", '{"type": "integer", "minimum": "a"}'),
+     ("json", '{"items":' * 300 + "{}" + "}" * 300)],
 )  # fmt: skip
 def test_constraint_that_cannot_be_served_is_refused_with_a_reason(grammar, kind, constraint):
     with pytest.raises(ValueError, match=r"\w{4,}") as caught:
@@ -199,3 +201,23 @@ def test_masks_are_written_into_a_row_of_a_larger_array(grammar):
     masks = np.full((3, -(-CTX.vocab_size // 32)), 7, np.int32)
     matcher_of(grammar, "regex", "a").fill(masks[1])
     assert (masks[[0, 2]] == 7).all() and masks[1, 3] == 2 and masks[1].sum() == 2
+
+
+def test_text_that_must_be_empty_is_over_at_its_beginning(grammar):
+    matcher = matcher_of(grammar, "grammar", 'root ::= ""')
+    assert matcher.is_accepting() and matcher.is_terminated() and not mask_of(matcher, CTX.vocab_size)
+
+
+def test_grammar_without_any_text_breaks_with_one_line(name, grammar):
+    matcher = matcher_of(grammar, "grammar", "root ::= root")
+    if name == "xgrammar":
+        assert not mask_of(matcher, CTX.vocab_size) and not matcher.is_accepting()
+    else:
+        with pytest.raises(RuntimeError, match=r"^NoExtensionBias$"):
+            mask_of(matcher, CTX.vocab_size)
+
+
+def test_reason_that_comes_with_the_compilation_names_no_source_file():
+    spec = GrammarSpec("json", '{"type": "string", "minLength": -1}')
+    with pytest.raises(ValueError, match=r"^Invalid repetition"):
+        made("xgrammar").compile(spec)

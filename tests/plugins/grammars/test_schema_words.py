@@ -96,3 +96,12 @@ def test_other_documents_are_refused():
     with pytest.raises(ValueError, match=r"\$ref='#name'"):
         refuse_ignored({"$ref": "#name"})
     refuse_ignored({"$ref": "#"})
+
+
+def test_schemas_that_are_nested_too_deep_are_refused_at_once():
+    schema = {"type": "integer"}
+    for _ in range(100):
+        schema = {"type": "array", "items": schema}
+    refuse_ignored(schema)
+    with pytest.raises(ValueError, match="more than 100 schemas are inside of one another"):
+        refuse_ignored({"type": "array", "items": schema})

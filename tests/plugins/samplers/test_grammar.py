@@ -9,7 +9,7 @@ from transformers import PrefixConstrainedLogitsProcessor
 from framework import SamplingParams
 from framework.batch import AllowedTokens
 from framework.structured.vocabulary import bits_of
-from framework.testing.stages import context, make_rows
+from framework.testing.stages import CHECKS, StageCase, context, make_rows
 from framework_samplers.grammar import GrammarMask
 
 VOCAB = 40
@@ -77,3 +77,8 @@ def test_step_without_masks_changes_no_bit(stage, random_logits):
 def test_request_without_a_constraint_does_not_want_the_stage(stage):
     assert stage.wants(ASKS) and not stage.wants(SamplingParams())
     stage.validate(ASKS)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_stage_keeps_its_contract(check):
+    check(StageCase(GrammarMask, (ASKS, SamplingParams(structured_outputs={"choice": ["b"]}))))
