@@ -15,8 +15,8 @@ from framework.config import Config, EngineOptions, KVCacheConfig, ModelConfig
 from framework.engine.build import build_engine
 from framework.plugins import EVENTS, EventBus, registry
 from framework.request import SamplingParams
+from framework.testing.byte_model import quiet, save_byte_model
 from framework.testing.checking import assert_all
-from framework.testing.word_model import quiet, save_word_model
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class _Closable:
 def _tokens(observer: _Raising | None) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     with tempfile.TemporaryDirectory() as folder, quiet():
-        model = save_word_model(Path(folder))
+        model = save_byte_model(Path(folder))
         config = Config(
             model=ModelConfig(path=str(model)),
             engine=EngineOptions(dtype="float32", async_scheduling=False),

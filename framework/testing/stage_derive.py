@@ -30,6 +30,7 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "bad_words_token_ids": (((5,), (4, 7)), ((10,), (1, 2, 3))),
     "logprob_token_ids": ((5, 7), (200,)),
     "logprobs": (0, 3),
+    "structured_outputs": ({"regex": "[a-d]{3,5}"}, {"choice": ["yes", "no", "yellow"]}),
     "seed": (3, 2**63),
 }
 """Values that fields of SamplingParams are tried with."""

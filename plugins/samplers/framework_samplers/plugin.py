@@ -29,7 +29,13 @@ def framework_components() -> list[ComponentSpec]:
         _with_options("xtc", "framework_samplers.xtc:Xtc", "XtcConfig"),
         ComponentSpec("stage", "greedy", "framework_samplers.greedy:Greedy"),
         ComponentSpec("stage", "gumbel", "framework_samplers.gumbel:Gumbel"),
-        _with_options("mirostat", "framework_samplers.mirostat:Mirostat", "MirostatConfig"),
+        ComponentSpec(
+            "stage",
+            "mirostat",
+            "framework_samplers.mirostat:Mirostat",
+            config="framework_samplers.options:MirostatConfig",
+            cases="framework_samplers.cases:MIROSTAT",
+        ),
         ComponentSpec("stage", "entropy", "framework_samplers.entropy:Entropy"),
         _with_options("chosen_ids", "framework_samplers.chosen_ids:ChosenIds", "ChosenIdsConfig"),
     ]

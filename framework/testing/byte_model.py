@@ -1,4 +1,4 @@
-"""A model of words for engines of checks: `w0` to `w299` between spaces, its logits a table of the last token.
+"""A small model for engines of checks: tokens are bytes and some special ones, logits a table of the last token.
 
 The suites that run real engines write it into a temporary folder.
 """
@@ -19,14 +19,17 @@ from framework.testing.stage_bench import VOCAB_SIZE
 MAX_MODEL_LEN = 64
 
 
-def save_word_model(folder: Path, eos_token_ids: Sequence[int] = ()) -> Path:
+def save_byte_model(folder: Path, eos_token_ids: Sequence[int] = ()) -> Path:
     """Writes weights, configuration and tokenizer. Returns the folder."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     table = torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=torch.Generator().manual_seed(11)) * 2.5
     save_crafted(folder, table, eos_token_id=list(eos_token_ids) or None, max_len=MAX_MODEL_LEN)
-    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([f"<{i}>" for i in range(len(alphabet), VOCAB_SIZE)])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({}))
     return folder

@@ -1,0 +1,21 @@
+"""What `run=check` runs a stage of this package with, where trying parameters would not say enough."""
+
+from __future__ import annotations
+
+from framework.request import SamplingParams
+from framework.testing.stages import StageCase
+from framework_samplers.mirostat import Mirostat
+from framework_samplers.options import MirostatConfig
+
+
+def _steering(**given: float) -> SamplingParams:
+    return SamplingParams(extra_args={"mirostat": given})
+
+
+MIROSTAT = StageCase(
+    Mirostat,
+    wanting=(SamplingParams(), _steering(tau=0.5, eta=0.5), _steering(tau=2.0), SamplingParams(seed=3)),
+    plain=(SamplingParams(temperature=0),),
+    options=MirostatConfig(),
+    forgets="mu follows from the logits of steps that are gone, and begins anew",
+)
