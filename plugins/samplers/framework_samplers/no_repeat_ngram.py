@@ -41,7 +41,7 @@ class NoRepeatNgram:
 
     def validate(self, params: SamplingParams) -> None:
         if asks(params, self.spec.name):
-            integer("size", own(params, self.spec.name).get("size"), 1, MAX_SIZE)
+            integer("extra_args.no_repeat_ngram.size", own(params, self.spec.name).get("size"), 1, MAX_SIZE)
 
     def add_request(self, req_idx: int, params: SamplingParams, request: NewRequest) -> None:
         self._size.np[req_idx] = own(params, self.spec.name)["size"]

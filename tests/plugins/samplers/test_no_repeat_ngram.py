@@ -47,5 +47,5 @@ def test_what_stands_behind_the_known_tokens_means_nothing(driven):
 
 @pytest.mark.parametrize("size", [0, -1, 65, 2.5, True, "3", None])
 def test_size_out_of_range_is_refused(driven, size):
-    with pytest.raises(ValueError, match="size must be"):
+    with pytest.raises(ValueError, match=r"extra_args\.no_repeat_ngram\.size must be"):
         driven(NoRepeatNgram, 9).stage.validate(sized(size))
