@@ -81,6 +81,19 @@ TESTING = (
 )
 
 
+OPEN = (
+    "interfaces.py", "plugins.py", "batch.py", "request.py", "errors.py", "nulls.py", "rng.py", "step_ops.py",
+    "scheduler/__init__.py", "layers/*.py", "sampling/draw.py", "sampling/groups.py", "sampling/history.py",
+    "sampling/interval.py",
+)  # fmt: skip
+"""Modules of the core that a plugin may import: `docs/public-names.md` says what that means."""
+SUITES = (
+    "checking", "crafted", "stages", "schedulers", "policies", "attention_suite", "connector", "grammars", "loaders",
+    "observers", "backends", "fault_options",
+)  # fmt: skip
+"""Modules of framework.testing that a plugin's tests may import. Single checks come and go; the suites stay."""
+
+
 def pages() -> dict[Path, str]:
     """{path: its text}."""
     folder = ROOT / "docs" / "api"
@@ -92,6 +105,14 @@ def pages() -> dict[Path, str]:
             "contracts", "What a plugin of each kind must do, and what it may use.", CONTRACTS
         ),
         folder / "testing.md": _page("testing", "What a plugin's own tests may use.", TESTING),
+        folder / "names.md": "\n\n".join(
+            [
+                "# Reference: public names",
+                f"What may change, and when, is in [public-names.md](../public-names.md). {GENERATED}",
+                *_open_names(),
+            ]
+        )
+        + "\n",
     }
 
 
@@ -100,6 +121,38 @@ def _page(title: str, sentence: str, parts: Sequence[Part]) -> str:
     for part in parts:
         blocks += [f"## {part.heading}", *_Source(part.file).blocks(part.names)]
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _open_names() -> Iterator[str]:
+    head = ("module", "names")
+    yield "## For programs\n\n" + _table(head, [("`framework`", _words(_Source("framework/__init__.py").listed()))])
+    paths = [path for pattern in OPEN for path in sorted((ROOT / "framework").glob(pattern))]
+    yield "## For plugins\n\n" + _table(head, list(_rows_of_names(paths)))
+    paths = [ROOT / "framework" / "testing" / f"{name}.py" for name in SUITES]
+    yield "## For the tests of plugins\n\n" + _table(head, list(_rows_of_names(paths)))
+    hooks = [name for name in _Source("framework/plugins.py").methods("FrameworkHooks") if not name.startswith("_")]
+    groups = "of the entry-point group `framework.plugins`; the group `framework.conf` names folders of YAML"
+    yield f"## Hooks\n\n{_words(hooks)}, in modules {groups}."
+
+
+def _rows_of_names(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    for path in paths:
+        file = path.relative_to(ROOT).as_posix()
+        source = _Source(file)
+        names = source.listed() or source.public()
+        if path.parent.name == "testing":
+            whole = [name for name in names if name.startswith("check_")][-1:]
+            names = [
+                name for name in names if name == "CHECKS" or (not name.startswith("check_") and not name.isupper())
+            ]
+            names += whole
+        if names:
+            module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            yield f"`{module}`", _words(names)
+
+
+def _words(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 # -------------------------------------------------------------------------------------------------- Python sources
@@ -113,6 +166,19 @@ class _Source:
         self._file, self._lines, tree = file, text.splitlines(), ast.parse(text)
         self._nodes = {name: (node, after) for node, after in _pairs(tree.body) for name in _names(node)}
         self._module = ast.get_docstring(tree) or ""
+
+    def public(self) -> list[str]:
+        """Names that are defined here for others."""
+        return [name for name in self._nodes if not name.startswith("_")]
+
+    def listed(self) -> list[str]:
+        """The names of `__all__`, none without one."""
+        node = self._nodes.get("__all__", (None, ""))[0]
+        return list(ast.literal_eval(node.value)) if isinstance(node, ast.Assign) else []
+
+    def methods(self, name: str) -> list[str]:
+        node = self._nodes[name][0]
+        return [one.name for one in getattr(node, "body", ()) if isinstance(one, ast.FunctionDef)]
 
     def blocks(self, names: Sequence[str]) -> list[str]:
         """Markdown of the names; without names of every public definition, below the file's docstring."""
