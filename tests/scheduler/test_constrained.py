@@ -7,6 +7,7 @@ import pytest
 
 from framework.batch import StepOutput
 from framework.scheduler import Scheduler
+from framework.scheduler.constrained import grammar_rows
 
 from .conftest import make_context, make_request
 
@@ -26,7 +27,9 @@ class Constraint:
         self.waited += 1
 
     def fill(self, bits, drafts=()):
+        assert len(bits) == 1 + len(drafts)
         bits[:] = self.mask
+        bits[1:, 1] = drafts
 
     def take(self, token_ids, num_output_tokens):
         self.taken += token_ids
@@ -195,3 +198,16 @@ def test_step_with_masks_travels_as_plain_arrays():
     add(one, "json", constraint=Constraint(mask=6))
     masks = pickle.loads(pickle.dumps(one.schedule().grammar_rows))
     assert masks.logits_rows.tolist() == [0] and masks.bits.tolist() == [[6, 6]]
+
+
+def test_case_c6_request_with_drafts_has_a_mask_a_row_and_does_not_shift_those_behind_it():
+    one = scheduler()
+    spec, free = add(one, "spec", constraint=Constraint(mask=2)), add(one, "free")
+    json = add(one, "json", constraint=Constraint(mask=4))
+    one.schedule()
+    (step,) = one._ledger._steps
+    step.scheduled.num_drafts[:] = 2, 1, 0  # four were proposed for the first, two are left
+    masks = grammar_rows(step, {spec: [21, 22], free: [23]})
+    assert step.requests == [spec, free, json]
+    assert masks.logits_rows.tolist() == [0, 1, 2, 5]
+    assert masks.bits.tolist() == [[2, 2], [2, 21], [2, 22], [4, 4]]
