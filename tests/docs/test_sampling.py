@@ -42,6 +42,7 @@ def quoted(cell):
 
 
 TABLES = tables(PAGE)
+(PICTURE,) = (block.text for block in blocks_of(PAGE) if "the greedy line" in block.text)
 STAGES = {
     spec.name: registry().load_target("stage", spec.name)
     for spec in registry().specs("stage")
@@ -87,17 +88,16 @@ def test_stage_is_asked_for_by_what_it_reads(name):
 
 
 def test_picture_of_the_pipeline_has_every_stage_in_its_place():
-    picture = next(block.text for block in blocks_of(PAGE))
-    told = {name: int(order) for name, order in re.findall(r"(\w+) (\d{3,4})\b", picture) if name in ORDERS}
+    told = {name: int(order) for name, order in re.findall(r"(\w+) (\d{3,4})\b", PICTURE) if name in ORDERS}
     assert told == {name: order for name, order in ORDERS.items() if name not in ("gumbel", "greedy")}
-    assert "gumbel, greedy or mirostat 1100" in picture
-    assert [name for name in re.findall(r"(\w+) \d{3,4}\b", picture) if name in told and name != "mirostat"] == [
+    assert "gumbel, greedy or mirostat 1100" in PICTURE
+    assert [name for name in re.findall(r"(\w+) \d{3,4}\b", PICTURE) if name in told and name != "mirostat"] == [
         name for name in FULL if name != "gumbel"
     ]
 
 
 def test_greedy_line_stands_behind_the_last_stage_that_may_change_the_best_token():
-    before, _, behind = next(block.text for block in blocks_of(PAGE)).partition("the greedy line")
+    before, _, behind = PICTURE.partition("the greedy line")
     in_place = [name for name in FULL if STAGES[name].spec.kind in ("mask", "elementwise")]
     last = max(place for place, name in enumerate(in_place) if "argmax" not in STAGES[name].spec.caps.keeps)
     assert all(f"{name} {ORDERS[name]}" in before for name in in_place[: last + 1])
@@ -247,6 +247,15 @@ def test_top_k_is_off_from_the_vocabulary_on():
         False,
         False,
     ]
+
+
+@pytest.mark.parametrize("row", TABLES["Sampling"], ids=lambda row: row["to"])
+def test_what_the_first_table_asks_for_can_be_asked_for(row):
+    for asked in quoted(row["ask for, as in `SamplingParams(...)`"]):
+        params = eval(f"SamplingParams({asked})")
+        for stage, args in (params.extra_args or {}).items():
+            assert set(args) <= set(STAGES[stage].spec.extra_args)
+            built(stage).validate(params)
 
 
 # --------------------------------------------------------------------------------------------------- extra_args
