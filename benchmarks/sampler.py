@@ -304,6 +304,7 @@ def capture(name: str, run: Callable[[], Any]) -> Candidate:
     except Exception:  # a candidate that waits for the device is timed as its users run it
         torch.cuda.synchronize()
         return Candidate(name, run)
+    kept = run, kept  # a graph replays over the memory of what was captured
     return Candidate(name, lambda graph=graph, kept=kept: graph.replay(), is_captured=True)  # type: ignore[misc]
 
 
