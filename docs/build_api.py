@@ -142,9 +142,7 @@ def _rows_of_names(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
         names = source.listed() or source.public()
         if path.parent.name == "testing":
             whole = [name for name in names if name.startswith("check_")][-1:]
-            names = [
-                name for name in names if name == "CHECKS" or (not name.startswith("check_") and not name.isupper())
-            ]
+            names = [name for name in names if not name.startswith("check_") and name.isupper() <= (name == "CHECKS")]
             names += whole
         if names:
             module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

@@ -22,17 +22,26 @@ if TYPE_CHECKING:
     from framework.engine.choice import Choice
     from framework.engine.reasons import Reason
     from framework.runs import RunArgs
+    from framework.sampling.deployed import Deployed
 
 
 @dataclass(frozen=True)
 class PipelineStage:
-    """A stage of the solved pipeline. place: why it stands where it stands."""
+    """A stage of the solved pipeline.
+
+    place         why it stands where it stands
+    parameters    fields of SamplingParams that it reads; extra_args: names of its own ones
+    needs, keeps  its words in the solved composition, see `interfaces.Capabilities`
+    """
 
     key: str
     plugin: str
     kind: str
     place: str
     parameters: tuple[str, ...]
+    extra_args: tuple[str, ...]
+    needs: tuple[str, ...]
+    keeps: tuple[str, ...]
 
 
 def run(config: Config, args: RunArgs) -> None:
@@ -53,7 +62,8 @@ def run(config: Config, args: RunArgs) -> None:
     if options.json:
         print(json.dumps(_report(settings, reasons, stages, built), indent=1, default=_jsonable, ensure_ascii=False))
     else:
-        _print(_reason_lines(reasons), _stage_lines(stages), _built_lines(built))
+        words = [_capability_lines(stages)] if options.capabilities else []
+        _print(_reason_lines(reasons), _stage_lines(stages), *words, _built_lines(built))
 
 
 def _refuse(args: RunArgs) -> None:
@@ -84,10 +94,21 @@ def _options_of(kind: str, name: str, options: Mapping[str, Any], prefix: str, k
 
 def pipeline(choice: Choice, settings: Sequence[Setting]) -> list[PipelineStage]:
     """The stages in the order in which they run, each with the reason of its place."""
-    return [
-        PipelineStage(one.key, one.spec.name, one.spec.kind, _place(one.key, settings), one.spec.params)
-        for one in choice.pipeline.stages
-    ]
+    return [_stage(one, _place(one.key, settings)) for one in choice.pipeline.stages]
+
+
+def _stage(one: Deployed, place: str) -> PipelineStage:
+    spec, caps = one.spec, one.spec.caps
+    return PipelineStage(
+        key=one.key,
+        plugin=spec.name,
+        kind=spec.kind,
+        place=place,
+        parameters=spec.params,
+        extra_args=spec.extra_args,
+        needs=tuple(sorted(caps.needs)),
+        keeps=tuple(sorted(caps.keeps)),
+    )
 
 
 def _place(key: str, settings: Sequence[Setting]) -> str:
@@ -142,6 +163,17 @@ def _stage_lines(stages: Sequence[PipelineStage]) -> list[str]:
     rows = [("", "stage", "kind", "reads", "place")]
     rows += [(str(n), s.key, s.kind, ", ".join(s.parameters) or "-", s.place) for n, s in enumerate(stages, start=1)]
     return [title("Sampler pipeline, in the order in which it runs"), *table(rows, terminal_width(), "  ")]
+
+
+def _capability_lines(stages: Sequence[PipelineStage]) -> list[str]:
+    """What each stage needs of the others and of the engine, keeps, and does not keep although another one does."""
+    known = sorted({word for stage in stages for word in stage.keeps})
+    rows = [("stage", "own parameters", "needs", "does not keep", "keeps")]
+    for s in stages:
+        missing = [word for word in known if word not in s.keeps]
+        own, needs, lacks, keeps = (", ".join(words) or "-" for words in (s.extra_args, s.needs, missing, s.keeps))
+        rows.append((s.key, own, needs, lacks, keeps))
+    return [title("What the stages need and keep"), *table(rows, terminal_width(), "  ")]
 
 
 def _built_lines(built: Sequence[Reason]) -> list[str]:

@@ -18,10 +18,14 @@ class ChatOptions:
 
 @dataclass(frozen=True)
 class ExplainOptions:
-    """json: one JSON object instead of tables. build: make the engine too, for what only then is known."""
+    """json: one JSON object instead of tables. build: make the engine too, for what only then is known.
+
+    capabilities: what each stage of the sampler needs and keeps as well; JSON has it always
+    """
 
     json: bool = False
     build: bool = False
+    capabilities: bool = False
 
 
 @dataclass(frozen=True)

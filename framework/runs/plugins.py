@@ -18,9 +18,6 @@ from framework.runs.unread import OF_BENCH, refuse_texts, refuse_unread
 from framework.words import RUN_TEXTS
 
 HEADER = ("kind", "name", "distribution", "version", "api", "state")
-SUITES = {"stage": "framework.testing.stages", "attention": "framework.testing.attention",
-          "kv_connector": "framework.testing.connector"}  # fmt: skip
-"""Where the contract suite of a kind is."""
 _EXTRA = re.compile(r"""([A-Za-z0-9][\w.-]*).*;.*\bextra *== *['"]([\w.-]+)['"]""")
 
 
@@ -80,9 +77,11 @@ def failure_lines(found: Registry) -> list[str]:
 
 
 def check_lines(found: Registry) -> list[str]:
-    """The contract suites of the kinds that others have provided: what a plugin's own tests should run."""
-    kinds = [kind for kind in SUITES if any(spec.dist != OURS for spec in found.specs(kind))]
-    return ["", "contract suites:", *(f"  {kind:<12} {SUITES[kind]}" for kind in kinds)] if kinds else []
+    """How to hold each component of others against the contract of its kind, where the kind has a suite."""
+    from framework.testing.kits import KITS
+
+    names = [f"{spec.kind}/{spec.name}" for spec in found.specs() if spec.kind in KITS and spec.dist != OURS]
+    return ["", "to check:", *(f"  python -m framework check {name}" for name in names)] if names else []
 
 
 def missing_lines(found: Registry) -> list[str]:

@@ -74,6 +74,8 @@ def test_pipeline_stands_in_its_order_with_the_reason_of_each_place(report):
     assert found[-4:] == [
         ("temperature", "elementwise"), ("top_p", "threshold"), ("min_p", "threshold"), ("gumbel", "select"),
     ]  # fmt: skip
+    needs = {s["key"]: (s["needs"], "argmax" in s["keeps"], "drafts" in s["keeps"]) for s in stages["pipeline"]}
+    assert needs["min_p"] == ([], True, True) and needs["gumbel"] == ([], False, True)
     places = {s["key"]: s["place"] for s in stages["pipeline"]}
     assert places["min_p"] == "after top_p (sampler.stages.min_p.after=top_p)"
     assert places["top_p"] == "order 1000 (conf/sampler/stage/top_p.yaml)"
@@ -131,3 +133,13 @@ def test_conflict_is_an_error_beside_the_values_that_made_it(explained):
 def test_what_explain_does_not_know_is_refused(explained, word, message):
     code, _, err = explained(word)
     assert code == 2 and message in err
+
+
+def test_capabilities_of_the_stages_are_shown_when_asked_for(explained):
+    code, out, _ = explained("run.capabilities=true", "sampler=mirostat", *SMALL)
+    table = out.partition("What the stages need and keep\n")[2].splitlines()
+    rows = {line.split()[0]: line for line in table[1:] if line.startswith("  ")}
+    assert (
+        code == 0 and "tau, eta" in rows["mirostat"] and "drafts" in rows["mirostat"].split("-", 1)[1].split("async")[0]
+    )
+    assert "What the stages need" not in explained(*SMALL)[1]

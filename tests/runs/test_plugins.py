@@ -67,14 +67,10 @@ def test_chosen_connector_is_active():
     assert ("kv_connector", "memory") in plugins.active_components(Registry.load(), config)
 
 
-def test_contract_suites_are_named_where_a_third_party_has_the_kind(found):
-    assert plugins.check_lines(found) == ["", "contract suites:", "  stage        framework.testing.stages"]
+def test_components_of_a_third_party_come_with_the_command_that_checks_them(found):
+    names = [f"  python -m framework check stage/{name}" for name in ("fine", "lacks", "raises")]
+    assert plugins.check_lines(found) == ["", "to check:", *names]
     assert plugins.check_lines(Registry.load()) == []
-
-
-def test_contract_suites_exist():
-    for module in plugins.SUITES.values():
-        assert importlib.util.find_spec(module) is not None, module
 
 
 def test_what_is_not_installed_is_listed_by_extra(found, monkeypatch):
