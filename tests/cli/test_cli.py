@@ -153,7 +153,7 @@ def test_completion_knows_the_choices():
         capture_output=True,
         text=True,
     )
-    assert result.stdout.split() == ["sampler=greedy", "sampler=gumbel"]
+    assert result.stdout.split() == [f"sampler={name}" for name in ("full", "greedy", "gumbel", "mirostat")]
 
 
 def test_flags_stand_anywhere_and_keep_their_values():

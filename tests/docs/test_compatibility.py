@@ -29,7 +29,10 @@ def model(tmp_path_factory):
     return save_byte_model(tmp_path_factory.mktemp("compatibility"), (EOS,))
 
 
-def test_page_is_as_the_sources_are():
+def test_page_is_as_the_sources_are(plugins):
+    missing = [spec.name for kind in build.KINDS for spec in plugins.specs(kind) if plugins.usable(kind, spec.name)]
+    if missing:
+        pytest.skip(f"the page is written where every component can be used; here {', '.join(missing)} cannot")
     assert build.PAGE.read_text(encoding="utf-8") == build.page(), "run python docs/build_compatibility.py"
 
 

@@ -3,7 +3,6 @@
 Delete an entry here when its part is built, and test the part.
 """
 
-
 import pytest
 
 from framework import LLM, PoolingParams
