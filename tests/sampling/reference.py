@@ -150,14 +150,17 @@ def _entropy(logits):
     return -np.sum(np.exp(logp) * np.where(np.isfinite(logp), logp, 0.0))
 
 
-def _at_least(logits, bound):
-    """Logits with -inf below the bound."""
-    if bound == -np.inf:
-        return logits
-    is_near = (logits != bound) & (np.abs(logits - bound) < NEAR * max(1.0, abs(bound)))
-    if is_near.any():
+def _refuse_near(logits, bound):
+    """A bound that is computed may come to lie on a token as well: two of the same probability have 0.5 each."""
+    if bound > -np.inf and (np.abs(logits - bound) < NEAR * max(1.0, abs(bound))).any():
         raise NearTie
-    return np.where(logits >= bound, logits, -np.inf)
+
+
+def _at_least(logits, bound):
+    """Logits with -inf below a computed bound; the best token stays."""
+    is_best = logits == logits.max()
+    _refuse_near(logits[~is_best], bound)
+    return np.where((logits >= bound) | is_best, logits, -np.inf)
 
 
 def _nearest_up_to(logits, distance, mass):
@@ -182,7 +185,11 @@ def min_p(logits, row):
 
 def top_k(logits, row):
     k = row.params.top_k
-    return _at_least(logits, np.sort(logits)[-k]) if 0 < k < len(logits) else logits
+    if not 0 < k < len(logits):
+        return logits
+    kth = np.sort(logits)[-k]
+    _refuse_near(logits[logits != kth], kth)
+    return np.where(logits >= kth, logits, -np.inf)
 
 
 def top_p(logits, row):
@@ -207,7 +214,7 @@ def top_n_sigma(logits, row):
 
 
 def _likelier_than(logits, log_p):
-    return _at_least(logits, min(logits.max(), np.logaddexp.reduce(logits) + log_p))
+    return _at_least(logits, np.logaddexp.reduce(logits) + log_p)
 
 
 def epsilon(logits, row):
@@ -227,11 +234,12 @@ def xtc(logits, row):
     threshold, probability = row.own("xtc").get("threshold", 0.1), row.own("xtc").get("probability", 0.5)
     bits = rng.random_bits(rng.row_key(row.seed, len(row.text), XTC_STREAM, 0), 0)
     bound = np.logaddexp.reduce(logits) + np.log(threshold) if threshold else -np.inf
-    above = _at_least(logits, bound)
-    if (bits + 0.5) * 2.0**-32 >= probability or not np.isfinite(above).any():
+    _refuse_near(logits, bound)
+    above = logits[np.isfinite(logits) & (logits >= bound)]
+    if (bits + 0.5) * 2.0**-32 >= probability or not len(above):
         return logits
-    cut = above[np.isfinite(above)].min()
-    _at_least(logits, cut)  # nothing is near to it
+    cut = above.min()
+    _refuse_near(logits[logits != cut], cut)
     return np.where(logits <= cut, logits, -np.inf)
 
 
