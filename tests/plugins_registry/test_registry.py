@@ -163,7 +163,7 @@ def gpu_package(tmp_path, monkeypatch):
 
 def test_missing_optional_module_gives_the_install_command(load, gpu_package):
     found = load(gpu=announcing(ComponentSpec("backend", "cuda", "gpu_pkg.kernels:Y", extra="cuda")))
-    message = r"backend 'cuda' of \? needs the module 'absent_library'\. Install it with: pip install '\?\[cuda\]'"
+    message = r"backend 'cuda' of \? \? needs the module 'absent_library'\. Install it with: pip install '\?\[cuda\]'"
     with pytest.raises(PluginError, match=message):
         found.load_target("backend", "cuda")
 
@@ -176,7 +176,7 @@ def test_missing_part_of_its_own_keeps_its_trace(load, gpu_package):
 
 def test_target_without_its_attribute_is_named(load):
     found = load(odd=announcing(ComponentSpec("policy", "odd", f"{HERE}:Absent")))
-    with pytest.raises(PluginError, match=r"policy 'odd' of \? points at 'made_up_probes:Absent', which is not there"):
+    with pytest.raises(PluginError, match=r"policy 'odd' of \? \? points at 'made_up_probes:Absent', which is not there"):
         found.load_target("policy", "odd")
 
 

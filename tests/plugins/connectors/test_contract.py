@@ -126,7 +126,7 @@ def test_suite_finds_what_is_broken(broken, check, message):
 
 
 def test_faulty_connector_needs_one_that_is_there():
-    with pytest.raises(PluginError, match=r"kv_connector=memry: no installed .* Did you mean 'memory'"):
+    with pytest.raises(PluginError, match=r"kv_connector\.inner=memry: no installed .* Did you mean 'memory'"):
         FaultyConnector(FaultOptions("memry"), None)
 
 
