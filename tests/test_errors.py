@@ -58,7 +58,7 @@ def test_a_librarys_error_is_told_by_its_first_line_or_by_class_and_text():
         (lambda: KVCacheConfig(dtype="fp\n8"), r"kv_cache.dtype='fp\n8' is not built yet."),
         (lambda: KVCacheConfig(num_blocks=2**63), "kv_cache.num_blocks=9223372036854775808 is too large."),
         (lambda: SchedulerConfig(max_num_seqs=-(10**5000)), "scheduler.max_num_seqs=a value of type int is too small."),
-        (lambda: Config(grammar=ComponentConfig("a\tb")), r"grammar='a\tb' is not built yet."),
+        (lambda: Config(spec_decode=ComponentConfig("a\tb")), r"spec_decode='a\tb' is not built yet."),
         (lambda: registry().spec("executor", "two\nlines"), r"executor='two\nlines': no installed plugin provides it."),
         (lambda: build_options(None, {"a\nb": 1}, "x=y"), r"x=y.'a\nb': there is no such key."),
     ],
