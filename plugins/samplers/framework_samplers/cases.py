@@ -17,5 +17,4 @@ MIROSTAT = StageCase(
     wanting=(SamplingParams(), _steering(tau=0.5, eta=0.5), _steering(tau=2.0), SamplingParams(seed=3)),
     plain=(SamplingParams(temperature=0),),
     options=MirostatConfig(),
-    forgets="mu follows from the logits of steps that are gone, and begins anew",
 )
