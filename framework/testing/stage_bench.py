@@ -39,8 +39,6 @@ class StageCase:
     options        the stage's own options
     eos_token_ids  of the context that the stage is built with
     encode         token ids of a text, for a stage that reads strings; None as in a model without a tokenizer
-    forgets        why a request that was preempted goes on otherwise than one that was not, None if it does not: the
-                   checks of that are skipped, and every report says so
     """
 
     target: Any
@@ -49,7 +47,6 @@ class StageCase:
     options: Any = field(default_factory=dict)
     eos_token_ids: tuple[int, ...] = ()
     encode: Callable[[str], list[int]] | None = None
-    forgets: str | None = None
 
     @property
     def name(self) -> str:
