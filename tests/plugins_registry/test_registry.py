@@ -176,7 +176,8 @@ def test_missing_part_of_its_own_keeps_its_trace(load, gpu_package):
 
 def test_target_without_its_attribute_is_named(load):
     found = load(odd=announcing(ComponentSpec("policy", "odd", f"{HERE}:Absent")))
-    with pytest.raises(PluginError, match=r"policy 'odd' of \? \? points at 'made_up_probes:Absent', which is not there"):
+    message = r"policy 'odd' of \? \? points at 'made_up_probes:Absent', which is not there"
+    with pytest.raises(PluginError, match=message):
         found.load_target("policy", "odd")
 
 
