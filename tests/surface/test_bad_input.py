@@ -59,7 +59,7 @@ COMMANDS = {
     "two options for one": (["generate", "policy=[fcfs,priority]"], "policy takes one choice, not a list. Choices: "),
     "no value behind +": (["generate", "+engine.seed"], "+engine.seed: a value is missing. Write +engine.seed=VALUE"),
     "no key behind ~": (["generate", "~"], "'~': a key is missing. Write ~KEY to remove one, or KEY=VALUE"),
-    "group without a choice": (["generate", "~sampler"], "~sampler: one must be chosen. Write sampler=NAME (full, greedy, "),
+    "group without a choice": (["generate", "~sampler"], "~sampler: one must be chosen. Write sampler=NAME (full, "),
     "nothing to delete": (["generate", "~engine.seed"], "~engine.seed: there is no value to delete. Write engine.seed"),
     "no stage to delete": (["generate", "~sampler.stages.topp"], "no stage 'topp' to remove. Did you mean 'top_p'?"),
     "empty value": (["generate", "engine.seed="], "engine.seed: Value '' of type 'str' could not be converted to Inte"),
