@@ -524,6 +524,99 @@ name: $name
 folder: kv
 """
 
+GRAMMAR_OPTIONS = '''\
+"""Options of the grammar: the keys that its YAML file sets."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ${Class}Options:
+    """max_texts: that a request may choose from."""
+
+    max_texts: int = 1000
+'''
+
+GRAMMAR = '''\
+"""Grammar `$name`: one of several texts, by trying every token at every place."""
+
+import json
+
+import numpy as np
+
+
+class $Class:
+    """ctx.tokens has the bytes of every token of the model, nothing for those that are no text."""
+
+    def __init__(self, options, ctx):
+        self.options, self.ctx = options, ctx
+
+    def check(self, spec):
+        if spec.kind != "choice":
+            raise ValueError(f"$name serves choice only, not {spec.kind}")
+        count = len(json.loads(spec.text))
+        if count > self.options.max_texts:
+            raise ValueError(f"{count} texts are more than max_texts={self.options.max_texts}")
+
+    def compile(self, spec):
+        return Compiled(self.ctx, [text.encode() for text in json.loads(spec.text)])
+
+
+class Compiled:
+    """Shared by every request with this constraint."""
+
+    def __init__(self, ctx, texts):
+        self.ctx, self.texts = ctx, texts
+
+    def matcher(self):
+        return Matcher(self.ctx, self.texts)
+
+
+class Matcher:
+    """One request's place: the bytes of the tokens that were taken."""
+
+    def __init__(self, ctx, texts):
+        self.ctx, self.texts, self.taken = ctx, texts, []
+
+    def _fits(self, token):
+        piece, before = self.ctx.tokens[token], b"".join(self.taken)
+        return bool(piece) and any(text.startswith(before + piece) for text in self.texts)
+
+    def fill(self, row):
+        flags = np.zeros(32 * len(row), np.uint8)
+        flags[[i for i in range(self.ctx.vocab_size) if self._fits(i)]] = 1
+        row[:] = np.packbits(flags, bitorder="little").view(np.int32)
+
+    def accept(self, token_ids):
+        for count, token in enumerate(token_ids):
+            if not self._fits(token):
+                del self.taken[len(self.taken) - count :]
+                return False
+            self.taken.append(self.ctx.tokens[token])
+        return True
+
+    def rollback(self, n):
+        most = min(len(self.taken), self.ctx.max_rollback)
+        if n > most:
+            raise ValueError(f"rollback of {n} tokens, but at most {most} can be taken back")
+        del self.taken[len(self.taken) - n :]
+
+    def is_accepting(self):
+        return b"".join(self.taken) in self.texts
+
+    def is_terminated(self):
+        before = b"".join(self.taken)
+        return self.is_accepting() and not any(text.startswith(before) and text != before for text in self.texts)
+'''
+
+GRAMMAR_YAML = """\
+# One of several texts
+name: $name
+reasoning_end: null # a token behind which grammars hold, such as </think>; null = from the first token on
+max_compiled: 64 # compiled constraints that are kept for later requests
+max_texts: 1000 # that a request may choose from
+"""
+
 SKELETONS: Mapping[str, Mapping[str, str]] = {
     "stage": {
         "pyproject.toml": PYPROJECT,
@@ -570,6 +663,15 @@ SKELETONS: Mapping[str, Mapping[str, str]] = {
         "conftest.py": CONFTEST,
         "tests/test_$name.py": TEST,
     },
+    "grammar": {
+        "pyproject.toml": PYPROJECT,
+        "$name/__init__.py": ANNOUNCE,
+        "$name/options.py": GRAMMAR_OPTIONS,
+        "$name/component.py": GRAMMAR,
+        "$name/conf/grammar/$name.yaml": GRAMMAR_YAML,
+        "conftest.py": CONFTEST,
+        "tests/test_$name.py": TEST,
+    },
     "observer": {
         "pyproject.toml": OBSERVER_PYPROJECT,
         "$name/__init__.py": OBSERVER_ANNOUNCE,
@@ -585,6 +687,7 @@ SELECT: Mapping[str, str] = {
     "scheduler": "scheduler=$name",
     "attention": "attention=$name",
     "kv_connector": "kv_connector=$name",
+    "grammar": "grammar=$name",
     "observer": "",
 }
 """The word of a command line that uses the component; an observer is used by being installed."""
