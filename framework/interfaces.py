@@ -475,6 +475,7 @@ class StageContext:
     token_ids  [num_rows, max_model_len] int32 tokens of each row on the device. Those before the `position` of a logits
                row are its history, drafts before it included; what stands behind means nothing
     encode     token ids of a text without special tokens; None for a model without a tokenizer
+    stream     of keyed random numbers (`framework.rng`), its own: it follows from the stage's key in the pipeline
     """
 
     device: torch.device
@@ -485,6 +486,7 @@ class StageContext:
     column: Callable[[str], Any]
     token_ids: Tensor
     encode: Callable[[str], list[int]] | None = None
+    stream: int = 16
 
 
 @runtime_checkable

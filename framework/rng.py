@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+from zlib import crc32
 
 import numpy as np
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 TARGET, DRAFT, ACCEPTANCE, RECOVERY = 0, 1, 2, 3
 """Streams of the engine: the target's draw (drafters use it too); under rejection a draft, its test, the recovery."""
 FIRST_STAGE_STREAM = 16
-"""Streams from here on belong to sampler stages."""
+"""Streams from here on belong to sampler stages, see `stage_stream`."""
 
 MASK32 = 0xFFFFFFFF
 MASK64 = 0xFFFFFFFFFFFFFFFF
@@ -89,6 +90,11 @@ def gumbel_np(bits: NDArray[np.int64] | int) -> NDArray[np.float32]:
     u = (np.asarray(bits, dtype=np.float64) + 0.5) * 2.0**-32
     noise: NDArray[np.float32] = (-np.log(-np.log1p(-u))).astype(np.float32)
     return noise
+
+
+def stage_stream(key: str) -> int:
+    """Stream of the sampler stage that stands under `key` in a pipeline, so that two of one class draw apart."""
+    return FIRST_STAGE_STREAM + crc32(key.encode()) % (2**31 - FIRST_STAGE_STREAM)
 
 
 def child_seed(seed: int, index: int) -> int:

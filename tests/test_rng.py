@@ -84,6 +84,16 @@ def test_child_seeds_have_their_known_answers(case):
     assert rng.child_seed(*case) == CHILDREN[case]
 
 
+@pytest.mark.parametrize(("key", "stream"), [("xtc", 978021626), ("", 16), ("a", 1756872291)])
+def test_streams_of_stages_have_their_known_answers(key, stream):
+    assert rng.stage_stream(key) == stream
+
+
+@given(st.text())
+def test_streams_of_stages_are_none_of_the_engines_and_fit_a_word_with_their_level(key):
+    assert rng.FIRST_STAGE_STREAM <= rng.stage_stream(key) < 2**31
+
+
 @given(SEEDS)
 def test_first_child_has_the_parents_seed(seed):
     assert rng.child_seed(seed, 0) == seed % 2**64

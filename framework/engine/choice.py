@@ -16,6 +16,7 @@ from framework.engine.defaults import check_defaults, default_params, eos_token_
 from framework.engine.grammars import grammars_of
 from framework.errors import CheckpointError, ConfigError, NotBuiltError, PluginError
 from framework.interfaces import BackendContext, StageContext, StageSpec
+from framework.rng import stage_stream
 
 if TYPE_CHECKING:
     from framework.config import ComponentConfig, Config
@@ -275,6 +276,7 @@ def _pipeline(
             column=lambda name: table.column(key, name),
             token_ids=table.token_ids,
             encode=None if tokenizer is None else partial(tokenizer.encode, add_special_tokens=False),
+            stream=stage_stream(key),
         )
 
     is_async, _ = async_scheduling(config, backend)

@@ -11,7 +11,7 @@ import numpy as np
 from framework import rng
 
 GROUP = 128
-XTC_STREAM = rng.FIRST_STAGE_STREAM
+XTC_STREAM = rng.stage_stream("xtc")
 NEAR = 5e-5
 """Relative distance of a logit and a bound, and distance of two masses, that float32 may turn round."""
 

@@ -11,15 +11,12 @@ from torch import Tensor
 from framework.batch import Field, NewRequest, Rows
 from framework.interfaces import Capabilities, StageContext, StageSpec
 from framework.request import SamplingParams
-from framework.rng import FIRST_STAGE_STREAM, random_bits, row_key
+from framework.rng import random_bits, row_key
 from framework.sampling.interval import inside
 from framework_samplers.options import XtcConfig
 from framework_samplers.own_args import number, own
 from framework_samplers.surprise import moments
 from framework_samplers.words import last_ids
-
-STREAM = FIRST_STAGE_STREAM
-"""Stream of the draw that decides whether a token's row is cut."""
 
 
 class Xtc:
@@ -44,6 +41,7 @@ class Xtc:
 
     def __init__(self, options: XtcConfig, ctx: StageContext):
         self._log_threshold, self._probability = ctx.column("log_threshold"), ctx.column("probability")
+        self._stream = ctx.stream
         ids = {*ctx.eos_token_ids, *last_ids("protected", options.protected, ctx)}
         self._protected = torch.tensor(sorted(ids), dtype=torch.int64, device=ctx.device)
 
@@ -75,7 +73,7 @@ class Xtc:
         return torch.where(is_above, logits, torch.inf).amin(-1)
 
     def _is_drawn(self, rows: Rows) -> Tensor:
-        bits = random_bits(row_key(rows.seed, rows.position, STREAM, 0), torch.zeros_like(rows.seed))
+        bits = random_bits(row_key(rows.seed, rows.position, self._stream, 0), torch.zeros_like(rows.seed))
         return (bits.double() + 0.5) * 2.0**-32 < self._probability.dev[rows.req_idx]
 
     def _hits_protected(self, kept: Tensor, cut: Tensor) -> Tensor:

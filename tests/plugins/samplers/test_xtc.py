@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from framework import SamplingParams
+from framework import LLM, SamplingParams
 from framework.sampling.interval import inside, open_interval
+from framework.testing.crafted import save_crafted
 from framework.testing.stages import CHECKS, StageCase, context, make_rows, new_request
 from framework_samplers.options import XtcConfig
 from framework_samplers.xtc import Xtc
@@ -95,6 +96,20 @@ def test_is_drawn_with_the_given_probability_by_seed_and_position():
     both = [[int((is_cut & later).sum()), int((is_cut & ~later).sum())],
             [int((~is_cut & later).sum()), int((~is_cut & ~later).sum())]]  # fmt: skip
     assert stats.chi2_contingency(both).pvalue > 1e-4
+
+
+def test_two_under_keys_of_their_own_are_drawn_independently(tmp_path):
+    """Each leaves the third token alone at half the positions: together at a quarter of them all three are there."""
+    probs = torch.tensor([0.5, 0.3, 0.2])
+    folder = save_crafted(tmp_path / "model", probs.log().expand(3, 3).contiguous())
+    words = ["engine.dtype=float32", "engine.max_model_len=64", "kv_cache.num_blocks=64", "+sampler/stage=xtc"]
+    twice = ["sampler.stages.xtc.protected=[]", "+sampler.stages.again={name: xtc, order: 1041, protected: []}"]
+    own = {"threshold": 0.1, "probability": 0.5}
+    params = SamplingParams(max_tokens=60, seed=1, n=16, extra_args={"xtc": own, "again": own})
+    with LLM(folder, overrides=[*words, *twice]) as llm:
+        (output,) = llm.generate([[0]], params, use_tqdm=False)
+    firsts = [token == 0 for one in output.outputs for token in one.token_ids]
+    assert stats.binomtest(sum(firsts), len(firsts), 0.25 * 0.5).pvalue > 1e-3
 
 
 @pytest.mark.parametrize(
