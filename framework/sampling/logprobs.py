@@ -55,26 +55,30 @@ class Asked:
     def add(self, req_idx: int, params: SamplingParams) -> None:
         """Overwrites the row."""
         self._num_top[req_idx] = num_top(params.logprobs, self._vocab_size)
-        self._listed.pop(req_idx, None)
+        self.release(req_idx)
         if params.logprob_token_ids:
             self._listed[req_idx] = np.unique(np.array(params.logprob_token_ids, np.int64))
+
+    def release(self, req_idx: int) -> None:
+        """The row is nobody's."""
+        self._listed.pop(req_idx, None)
 
     def measure(self, logits: Tensor, ids: Tensor, rows_np: NDArray[np.int64], req_idx: NDArray[np.int32]) -> Measured:
         """Numbers of the step. logits [n, V] and ids [n] of the logits rows `rows_np`; req_idx [n] their rows."""
         counts = self._num_top[req_idx]
-        if self._ops is not None and not self._listed and counts.max() <= FEW_BEST:
+        listing = np.array([place for place, one in enumerate(req_idx.tolist()) if one in self._listed], np.int64)
+        if self._ops is not None and len(listing) == 0 and counts.max() <= FEW_BEST:
             told = self._ops.logprobs(logits, ids, int(counts.max()), is_log=self.is_log)
             tops = [Part(rows_np, told.top_ids, told.top_logprobs, told.top_ranks)]
             return Measured(rows_np, told.sampled, told.rank, tops)
         row = _Rows(logits.float(), ids, rows_np, is_log=self.is_log)
         few, many = counts <= FEW_BEST, counts > FEW_BEST
         tops = [row.best(int(counts[part].max()), part.nonzero()[0]) for part in (few, many) if part.any()]
-        return Measured(rows_np, *row.sampled(), tops, self._listed_of(row, req_idx) if self._listed else None)
+        listed = self._listed_of(row, req_idx, listing) if len(listing) else None
+        return Measured(rows_np, *row.sampled(), tops, listed)
 
-    def _listed_of(self, row: _Rows, req_idx: NDArray[np.int32]) -> Part | None:
-        listing = np.array([place for place, one in enumerate(req_idx.tolist()) if one in self._listed], np.int64)
-        if len(listing) == 0:
-            return None
+    def _listed_of(self, row: _Rows, req_idx: NDArray[np.int32], listing: NDArray[np.int64]) -> Part:
+        """Ids that the rows at the places `listing` of req_idx list."""
         lists = [self._listed[one] for one in req_idx[listing].tolist()]
         ids_np = np.full((len(lists), max(map(len, lists))), NO_ID, np.int64)
         for padded, ids in zip(ids_np, lists, strict=True):

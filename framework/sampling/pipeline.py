@@ -140,6 +140,7 @@ class SamplerPipeline:
     def release(self, req_idx: int) -> None:
         """The request of the row has left: pools have its place back."""
         self._lasting.release(req_idx)
+        self._asked.release(req_idx)
         for one in self._pooling:
             one.release(req_idx)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from framework import SamplingParams
 from framework.errors import ConfigError
-from framework.interfaces import Capabilities, StageSpec
+from framework.interfaces import Capabilities, FusedLogprobs, StageSpec
 from framework.request import TokenLogprobs
 from framework.sampling.logprobs import FEW_IDS, num_larger_each
 
@@ -301,6 +301,22 @@ def test_row_that_lists_ids_asks_even_without_logprobs_and_a_reused_row_keeps_no
     again = SamplingParams(logprobs=0)
     one.pipeline.add_request(1, again, None)
     assert not columns(one, LOGITS, [1])[1].listed
+
+
+def test_rows_without_a_list_are_measured_by_the_backend_whoever_else_lists_ids(bench):
+    class Ops:
+        """Measures in a way of its own: it says 7 of everything."""
+
+        fuses = ()
+
+        def logprobs(self, logits, ids, k, *, is_log):
+            sevens = torch.full((len(ids), k), 7)
+            return FusedLogprobs(sevens[:, 0].float(), sevens[:, 0], sevens, sevens.float(), sevens)
+
+    one = bench(ops=Ops()).add(SamplingParams(logprobs=1), SamplingParams(logprob_token_ids=[4]))
+    logits = torch.zeros(2, 50)
+    assert columns(one, logits)[1].top_ids[0].tolist() == [0]
+    assert columns(one, logits[:1], rows=[1])[1].top_ids[0].tolist() == [7]
 
 
 def test_empty_list_of_ids_asks_for_nothing(bench):
