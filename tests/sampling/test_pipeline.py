@@ -168,6 +168,29 @@ def test_a_reused_row_serves_the_next_request_as_a_fresh_one(bench):
     assert used.sample(logits).logprobs is None
 
 
+@pytest.mark.parametrize("leaving", ["released", "overwritten"])
+def test_pools_have_the_places_of_requests_that_left(bench, leaving):
+    class Wide(Stage):
+        """Takes a place in a pool."""
+
+        spec = StageSpec("wide", "mask", (Field("on", "int32", pooled=True),), extra_args=("on",))
+
+        def add_request(self, req_idx, params, request):
+            self.on.take(req_idx)[:] = 1
+
+        def apply(self, logits, rows):
+            pass
+
+    one = bench("wide", "gumbel", others={"wide": Wide}, num_rows=40)
+    for row in range(1, 20):
+        one.pipeline.add_request(row, on("wide"), new_request(row, on("wide")))
+        if leaving == "released":
+            one.pipeline.release(row)
+        else:
+            one.pipeline.add_request(row, PLAIN, new_request(row, PLAIN))
+    assert len(one.pipeline.stages[0].ctx.column("on").dev) == 2
+
+
 def test_stages_that_are_off_change_no_bit(bench):
     """min_p=0, top_k=V or -1 or 0 and top_p=1 equal a pipeline without the stages, beside rows that use them."""
     logits = random_logits(5)
@@ -276,6 +299,24 @@ def test_select_stage_that_takes_a_masked_token_is_named(bench):
     one = bench("even_only", "masked", others={"even_only": EvenOnly, "masked": Masked}).add(on("even_only"), PLAIN)
     _, _, errors = one.pipeline.collect(one.sample(random_logits(2)))
     assert errors == {0: "sampler stage 'masked' picked a token that is masked"}
+
+
+def test_masked_token_in_a_mixed_batch_is_named(bench):
+    one = bench("even_only", "masked", others={"even_only": EvenOnly, "masked": Masked})
+    one.add(GREEDY, on("even_only"), PLAIN)
+    _, _, errors = one.pipeline.collect(one.sample(random_logits(3)))
+    assert errors == {1: "sampler stage 'masked' picked a token that is masked"}
+
+
+@pytest.mark.parametrize("row", [{"temperature": 0}, {"temperature": 0.5}], ids=["greedy", "drawing"])
+def test_observers_see_the_models_logits_where_all_rows_are_changed_in_place(bench, row):
+    others = {"watch": Watch, "even_only": EvenOnly}
+    one = bench("even_only", "temperature", "gumbel", "watch", others=others)
+    one.add(*[SamplingParams(extra_args={"even_only": {"on": True}, "watch": {"on": True}}, **row)] * 2)
+    logits = random_logits(2)
+    raw, processed, _ = one.pipeline.collect_payloads(one.sample(logits))["watch"]
+    np.testing.assert_array_equal(raw, logits.numpy())
+    assert np.isfinite(processed).sum(-1).tolist() == [25, 25]
 
 
 def test_observers_see_the_models_logits_and_the_processed_ones(bench):
