@@ -287,6 +287,18 @@ class Rows:
     req_idx_np: NDArray[np.int32]
     allowed: AllowedTokens | None = None
 
+    def at(self, index: Tensor, index_np: NDArray[np.int64]) -> Rows:
+        """The logits rows at `index`, with its host twin; drafts belong to batch rows, not to logits rows, and stay
+        whole."""
+        return replace(
+            self,
+            req_idx=self.req_idx.index_select(0, index),
+            offset=self.offset.index_select(0, index),
+            position=self.position.index_select(0, index),
+            seed=self.seed.index_select(0, index),
+            req_idx_np=self.req_idx_np[index_np],
+        )
+
 
 LogprobsRow = tuple["NDArray[np.int32]", "NDArray[np.float32]", "NDArray[np.int32]"]
 """Token ids [m], their logprobs [m] and ranks [m]."""

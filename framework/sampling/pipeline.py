@@ -12,7 +12,7 @@ The line between the two halves is drawn behind the last stage that may change w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -242,7 +242,7 @@ class SamplerPipeline:
         if len(plan.random) == len(work):
             return self._draw_rows(work, rows, plan, observed)
         index = _index(plan.random, work)
-        drawn, values, kept = self._draw_rows(work.index_select(0, index), _take(rows, plan, index), plan, observed)
+        drawn, values, kept = self._draw_rows(work.index_select(0, index), rows.at(index, plan.random), plan, observed)
         processed = work.index_copy(0, index, kept) if observed else work
         return ids.index_copy(0, index, drawn), chosen.index_copy(0, index, values), processed
 
@@ -319,18 +319,6 @@ def _select(tensor: Tensor, rows: NDArray[np.int64]) -> Tensor:
 
 def _index(rows: NDArray[np.int64], like: Tensor) -> Tensor:
     return torch.from_numpy(rows).to(like.device)
-
-
-def _take(rows: Rows, plan: _Plan, index: Tensor) -> Rows:
-    """The rows at `index`; drafts belong to batch rows, not to logits rows, and stay whole."""
-    return replace(
-        rows,
-        req_idx=rows.req_idx.index_select(0, index),
-        offset=rows.offset.index_select(0, index),
-        position=rows.position.index_select(0, index),
-        seed=rows.seed.index_select(0, index),
-        req_idx_np=rows.req_idx_np[plan.random],
-    )
 
 
 def build_pipeline(

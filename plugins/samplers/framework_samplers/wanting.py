@@ -7,7 +7,6 @@ them anyway. Called by such stages.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,17 +29,5 @@ def apply_where(
     elif len(places):
         index = torch.from_numpy(places).to(logits.device)
         part = logits.index_select(0, index)
-        apply(part, _take(rows, index, places))
+        apply(part, rows.at(index, places))
         logits.index_copy_(0, index, part)
-
-
-def _take(rows: Rows, index: Tensor, places: NDArray[np.int64]) -> Rows:
-    """The logits rows at `index`; drafts belong to batch rows and stay whole."""
-    return replace(
-        rows,
-        req_idx=rows.req_idx.index_select(0, index),
-        offset=rows.offset.index_select(0, index),
-        position=rows.position.index_select(0, index),
-        seed=rows.seed.index_select(0, index),
-        req_idx_np=rows.req_idx_np[places],
-    )
