@@ -35,6 +35,13 @@ def test_a_token_stays_iff_the_mass_of_larger_ones_is_below_top_p(run_stage, val
         assert kept == (larger < top_p) or abs(larger - top_p) < 1e-6
 
 
+def test_a_token_goes_where_the_mass_of_larger_ones_is_top_p_exactly(run_stage):
+    half = -0.6931471824645996
+    logits = torch.tensor([[0.0, half, half]])
+    assert logits.exp().tolist() == [[1.0, 0.5, 0.5]]
+    assert run_stage(TopP, params(0.5), logits).isfinite().tolist() == [[True, False, False]]
+
+
 def test_every_tier_finds_the_same_bound(run_stage, random_logits, monkeypatch):
     """From rows that the first candidates settle to rows that need a whole sort."""
     logits = torch.cat([random_logits(2, 5000, scale=s) for s in (0.01, 0.5, 2.0, 8.0)])
