@@ -124,4 +124,6 @@ def _ask(name: str, one: Deployed, params: SamplingParams) -> None:
     except NotBuiltError:
         raise
     except ValueError as error:
-        raise RequestError(f"sampler={name}: stage '{one.key}' refuses the request: {error}") from error
+        raise RequestError(
+            f"sampler={name}: stage '{one.key}' refuses the request: {one.in_its_words(str(error))}"
+        ) from error

@@ -5,6 +5,7 @@ What a row holds before a stage writes it is decided here as well. Called when a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +30,8 @@ METHODS = {
 ALWAYS = ("wants", "validate", "add_request", "commit")
 FORBIDS = "forbidden_ids"
 """What a stage may have as well, see `interfaces.Forbids`."""
+OPERANDS = "operands"
+"""What a stage has that names a fused operation, see `interfaces.FusedStage`."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,10 @@ class Deployed:
         own = params.extra_args.get(self.key)
         return params.replace(extra_args=None if own is None else {self.spec.name: own})
 
+    def in_its_words(self, text: str) -> str:
+        """What the stage says of its parameters and options, which it calls by its own name, under its key."""
+        return re.sub(rf"\b(extra_args|sampler\.stages)\.{re.escape(self.spec.name)}\b", rf"\1.{self.key}", text)
+
     def forbidden_ids(self, params: SamplingParams) -> Collection[int]:
         """Ids that the stage never lets a request draw, see `interfaces.Forbids`."""
         ask = getattr(self.stage, FORBIDS, None)
@@ -87,7 +94,7 @@ def deploy(config: StageConfig, index: int, registry: Registry, ctx_factory: Con
         raise ConfigError(f"sampler.stages.{config.key}: {error}") from error
     label = registry.label(registry.spec("stage", config.name))
     optional = (FORBIDS,) if hasattr(stage, FORBIDS) else ()
-    guarded = GuardedStage(stage, config.key, label, (*ALWAYS, *METHODS[spec.kind], *optional))
+    guarded = GuardedStage(stage, config.key, label, (*_methods(spec), *optional))
     return Deployed(config.key, spec, guarded, ctx, 1 << index)
 
 
@@ -103,13 +110,18 @@ def _spec_of(config: StageConfig, target: Any) -> StageSpec:
             f"sampler stage '{config.key}': the plugin is announced as '{config.name}' and its StageSpec says"
             f" '{spec.name}'. Give the ComponentSpec and the StageSpec of {target!r} one name"
         )
-    missing = [name for name in (*ALWAYS, *METHODS[spec.kind]) if not callable(getattr(target, name, None))]
+    missing = [name for name in _methods(spec) if not callable(getattr(target, name, None))]
     if missing:
+        fuses = "" if spec.fused is None else f", fused as {spec.fused},"
         raise PluginError(
-            f"sampler stage '{config.key}' (plugin '{config.name}') is of kind {spec.kind} and lacks"
+            f"sampler stage '{config.key}' (plugin '{config.name}') is of kind {spec.kind}{fuses} and lacks"
             f" {', '.join(missing)}: see framework.interfaces.SamplerStage"
         )
     return spec
+
+
+def _methods(spec: StageSpec) -> tuple[str, ...]:
+    return (*ALWAYS, *METHODS[spec.kind], *(() if spec.fused is None else (OPERANDS,)))
 
 
 def _options(config: StageConfig, registry: Registry) -> Any:

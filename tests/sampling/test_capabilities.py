@@ -72,6 +72,12 @@ def test_a_stage_without_the_method_of_its_kind_is_refused(bench):
     conflict(bench, ("broken", "gumbel"), text, PluginError, others={"broken": broken})
 
 
+def test_a_stage_that_names_a_fused_operation_has_its_operands(bench):
+    spec = StageSpec("quick", "elementwise", fused="scale")
+    text = "'quick' .*is of kind elementwise, fused as scale, and lacks operands"
+    conflict(bench, ("quick", "gumbel"), text, PluginError, others={"quick": stage("quick", "elementwise", spec=spec)})
+
+
 @pytest.mark.parametrize("spec", [None, StageSpec("odd", "shape")])
 def test_a_stage_without_a_kind_is_refused(bench, spec):
     odd = stage("odd", "mask", spec=spec)

@@ -22,7 +22,7 @@ class Penalty:
     def validate(self, params):
         given = (params.extra_args or {}).get("penalty", {})
         if given.get("size", 0) < 0:
-            raise ValueError(f"size must not be negative, got {given['size']}")
+            raise ValueError(f"extra_args.penalty.size must not be negative, got {given['size']}")
 
     def add_request(self, req_idx, params, request):
         pass
@@ -158,7 +158,7 @@ def test_extra_args_name_deployed_stages_that_take_some(bench):
 @pytest.mark.parametrize("key", ["penalty", "renamed"])
 def test_what_a_stage_refuses_names_the_stage(bench, key):
     one = bench("penalty", "gumbel", others={"penalty": Penalty}, keys={"penalty": key})
-    text = f"sampler=gumbel: stage '{key}' refuses the request: size must not be negative, got -1"
+    text = f"sampler=gumbel: stage '{key}' refuses the request: extra_args.{key}.size must not be negative, got -1"
     refused(one, text, extra_args={key: {"size": -1}})
 
 
