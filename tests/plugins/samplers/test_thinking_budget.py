@@ -76,6 +76,10 @@ def test_an_end_of_several_tokens_is_gone_through_one_by_one():
     assert allowed(0, [7, START], start=START, end=[7, 8]) == [7]  # the 7 before the start ends nothing
 
 
+def test_tokens_of_the_start_are_no_part_of_the_end():
+    assert allowed(0, [1, 9, 7], start=[9, 7], end=[7, 8]) == [7]
+
+
 def test_words_are_encoded_by_the_tokenizer():
     ctx = context(ThinkingBudget.spec, VOCAB, 2, encode={"<think>": [START], "</think>": [END]}.__getitem__)
     stage = ThinkingBudget(ThinkingBudgetConfig(), ctx)
