@@ -57,6 +57,8 @@ def test_a_need_is_met_by_the_engine_or_by_every_other_stage(bench):
     bench("late", "gumbel", others=others, provided=frozenset({"host_tokens"}))
     conflict(bench, ("proud", "gumbel"), "'proud' needs 'argmax', which stage 'gumbel' does not keep", others=others)
     bench("temperature", "proud", "greedy", others=others)
+    others["watch"] = stage("watch", "observe")  # changes nothing, whatever it keeps
+    bench("proud", "greedy", "watch", others=others)
 
 
 def test_what_the_engine_is_configured_for_is_asked_of_every_stage(bench):
