@@ -123,9 +123,12 @@ def _block_mass(logits: Tensor, top: Tensor, lo: Tensor | None) -> Tensor:
     return grouped(weights, 0.0).sum(-1)
 
 
-def log_sum_exp(logits: Tensor, top: Tensor) -> Tensor:
-    """[L, 1] log of the sum of exp(logits) of float32 rows. top [L, 1] is the largest logit of each row."""
-    return kept_mass(logits, top).sum(-1, keepdim=True).log_().add_(top)
+def log_mass(logits: Tensor, top: Tensor) -> Tensor:
+    """[L, 1] log of the sum of exp(logit - top) of float32 rows; ln p of a token is (logit - top) - log_mass.
+
+    top [L, 1] is the largest logit of each row. It is no part of the result: far from 0 it would swallow the sum.
+    """
+    return kept_mass(logits, top).sum(-1, keepdim=True).log_()
 
 
 def num_larger(logits: Tensor, value: Tensor) -> Tensor:

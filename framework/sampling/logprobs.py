@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from framework.batch import LogprobsColumns
-from framework.sampling.groups import group_max, largest_ids, log_sum_exp, num_larger, row_blocks
+from framework.sampling.groups import group_max, largest_ids, log_mass, num_larger, row_blocks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -131,33 +131,40 @@ class _Rows:
 
     def __init__(self, logits: Tensor, ids: Tensor, rows_np: NDArray[np.int64], *, is_log: bool) -> None:
         self._logits, self._ids, self._rows_np = logits, ids.unsqueeze(1), rows_np
-        top = group_max(logits).amax(-1, keepdim=True)
-        self._total = log_sum_exp(logits, top) if is_log else torch.zeros_like(top)
+        self._off = torch.zeros(len(logits), 2, device=logits.device)
+        if is_log:
+            top = group_max(logits).amax(-1, keepdim=True)
+            self._off = torch.cat([top, log_mass(logits, top)], 1)
 
     def sampled(self) -> tuple[Tensor, Tensor]:
         """(logprobs [n], ranks [n] int32) of the ids."""
         value = self._logits.gather(1, self._ids)
-        return (value - self._total).squeeze(1), num_larger(self._logits, value) + 1
+        return _less(value, self._off).squeeze(1), num_larger(self._logits, value) + 1
 
     def best(self, k: int, places: NDArray[np.int64]) -> Part:
         """The k best tokens of the rows at `places`, in falling order, the lowest id first among equals."""
-        logits, total = self._at(places)
+        logits, off = self._at(places)
         ids = largest_ids(logits, k)
         values = logits.gather(1, ids)
-        return Part(self._rows_np[places], ids, values - total, _ranks(values))
+        return Part(self._rows_np[places], ids, _less(values, off), _ranks(values))
 
     def listed(self, ids_np: NDArray[np.int64], places: NDArray[np.int64]) -> Part:
         """Tokens ids_np [r, m] of the rows at `places`."""
-        logits, total = self._at(places)
+        logits, off = self._at(places)
         ids = torch.from_numpy(ids_np).to(logits.device)
         values = logits.gather(1, ids.clamp(min=0))
-        return Part(self._rows_np[places], ids, values - total, num_larger_each(logits, values) + 1)
+        return Part(self._rows_np[places], ids, _less(values, off), num_larger_each(logits, values) + 1)
 
     def _at(self, places: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         if len(places) == len(self._logits):
-            return self._logits, self._total
+            return self._logits, self._off
         index = torch.from_numpy(places).to(self._logits.device)
-        return self._logits.index_select(0, index), self._total.index_select(0, index)
+        return self._logits.index_select(0, index), self._off.index_select(0, index)
+
+
+def _less(values: Tensor, off: Tensor) -> Tensor:
+    """[n, k] values less both of off [n, 2], the larger one first: together they would be rounded to its last place."""
+    return values - off[:, :1] - off[:, 1:]
 
 
 def _ranks(falling: Tensor) -> Tensor:

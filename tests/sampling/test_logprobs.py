@@ -328,6 +328,14 @@ def test_nobody_asks_nothing_is_computed(bench):
     assert columns(one, LOGITS)[1] is None
 
 
+def test_logits_far_from_zero_keep_their_logprobs(bench):
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(5)) * 2 + 10_000
+    told = columns(bench().add(SamplingParams(logprobs=3, logprob_token_ids=[7])), logits)[1]
+    expected = logits.double().log_softmax(-1)[0]
+    np.testing.assert_allclose(told.top_logprobs[0], expected[told.top_ids[0]], atol=1e-6)
+    np.testing.assert_allclose(told.listed[0][1], expected[[7]], atol=1e-6)
+
+
 def test_minus_one_asks_for_the_whole_vocabulary(bench):
     one = bench(vocab=8).add(SamplingParams(logprobs=-1), SamplingParams(logprobs=2))
     assert columns(one, LOGITS.repeat(2, 1))[1].top_ids.shape == (2, 8)
