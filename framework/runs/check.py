@@ -7,9 +7,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
@@ -19,7 +21,7 @@ from framework.errors import ConfigError, PluginError, did_you_mean
 from framework.plugins import KINDS, ComponentSpec, Registry, registry
 from framework.runs import Incomplete
 from framework.runs.options import CheckOptions
-from framework.runs.table import table, terminal_width, title
+from framework.runs.table import paragraph, table, terminal_width, title, wrapped
 from framework.runs.unread import OF_BENCH, refuse_texts, refuse_unread
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from framework.testing.kits import Suite
 
 ALL = "all"
+LEAST_REASON = 40
+"""Columns that a reason has beside its check, else it stands below."""
 _LEAVE_OUT = "leave it out"
 
 
@@ -57,11 +61,8 @@ def run(config: Config, args: RunArgs) -> Mapping[str, float]:
     options = build_options(CheckOptions, args.options, "run")
     plugins = registry()
     wanted = components(args.target, plugins)
-    reports = []
-    for spec in tqdm(wanted, desc="check", unit="component", disable=None if len(wanted) > 1 else True, leave=False):
-        reports.append(checked(plugins, spec, alone=len(wanted) == 1))
-        if not options.json:
-            print("\n".join(report_lines(plugins, reports[-1])), end="\n\n", flush=True)
+    say = _silent if options.json else _say
+    reports = [reported(plugins, spec, say, alone=len(wanted) == 1) for spec in wanted]
     counts = Counter(one.result for report in reports for one in report.outcomes)
     if options.json:
         print(json.dumps([_jsonable(plugins, report) for report in reports], indent=1, ensure_ascii=False))
@@ -93,44 +94,89 @@ def components(target: str | None, plugins: Registry) -> list[ComponentSpec]:
     return [plugins.spec(kind, name)] if slash else plugins.specs(kind)
 
 
-def checked(plugins: Registry, spec: ComponentSpec, alone: bool) -> Report:
-    """Runs the suite of one component. alone: it is the only one, and what stands in the way is the user's error."""
-    from framework.testing.checking import run_check
+def reported(plugins: Registry, spec: ComponentSpec, say: Callable[[str], None], *, alone: bool) -> Report:
+    """Runs the suite of one component; `say` gets each line of the report as soon as it is known.
+
+    alone: it is the only one, and what stands in the way is the user's error.
+    """
     from framework.testing.kits import suite_of
 
+    head = f"{spec.kind}/{spec.name} of {spec.dist} {plugins.versions.get(spec.dist, '?')}"
     try:
-        suite = suite_of(plugins, spec.kind, spec.name)
+        with redirect_stdout(sys.stderr):
+            suite = suite_of(plugins, spec.kind, spec.name)
     except (ConfigError, PluginError) as error:
         if alone:
             raise
+        _say_all(say, [title(head), *table([("not checked", str(error))], terminal_width(), "  "), ""])
         return Report(spec, "", (), str(error))
-    bar = tqdm(suite.checks, desc=f"check {spec.kind}/{spec.name}", disable=None if alone else True, leave=False)
-    return Report(spec, suite.origin, _merged(suite, [run_check(check, case) for check, case in bar]))
-
-
-def _merged(suite: Suite, outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """One outcome a check: the first of its cases that fails, else one that passes, else the first."""
-    rank = {"failed": 0, "passed": 1, "skipped": 2}
-    best: dict[str, Outcome] = {}
-    for one in outcomes:
-        if one.check not in best or rank[one.result] < rank[best[one.check].result]:
-            best[one.check] = one
-    seconds = Counter[str]()
-    for one in outcomes:
-        seconds[one.check] += one.seconds  # type: ignore[assignment]  # a Counter sums floats as well
-    return [type(one)(one.check, one.result, one.reason, seconds[one.check]) for one in best.values()]
-
-
-def report_lines(plugins: Registry, report: Report) -> list[str]:
-    """A line a check, with the reason of what failed or was skipped."""
-    spec, width = report.spec, terminal_width()
-    head = f"{report.name} of {spec.dist} {plugins.versions.get(spec.dist, '?')}"
-    if report.error is not None:
-        return [title(head), *table([("not checked", report.error)], width, "  ")]
-    rows = [(one.result, f"{one.seconds:.2f} s", one.check, one.reason) for one in report.outcomes]
-    counts = Counter(one.result for one in report.outcomes)
+    say(title(f"{head}, {suite.origin}"))
+    outcomes = list(_outcomes(suite, say))
+    counts = Counter(one.result for one in outcomes)
     total = ", ".join(f"{counts[word]} {word}" for word in ("passed", "failed", "skipped") if counts[word])
-    return [title(f"{head}, {report.origin}"), *table(rows, width, "  "), f"  {total}"]
+    _say_all(say, [f"  {total}", ""])
+    return Report(spec, suite.origin, outcomes)
+
+
+def _outcomes(suite: Suite, say: Callable[[str], None]) -> Iterator[Outcome]:
+    """One outcome a check, whatever the number of its cases. What a component prints goes to stderr: stdout is ours."""
+    from framework.testing.checking import name_of, run_check
+
+    pairs: dict[str, list[tuple[Any, Any]]] = {}
+    for check, case in suite.checks:
+        pairs.setdefault(name_of(check), []).append((check, case))
+    longest, width = max(map(len, pairs)), terminal_width()
+    with tqdm(total=len(pairs), disable=None, leave=False) as bar:
+        for name, own in pairs.items():
+            bar.set_description(f"{suite.spec.kind}/{suite.spec.name}: {name}")
+            try:
+                with redirect_stdout(sys.stderr):
+                    outcome = _merged([run_check(check, case) for check, case in own])
+            except KeyboardInterrupt:
+                say(f"  stopped in {name}")
+                raise
+            _say_all(say, outcome_lines(outcome, longest, width))
+            bar.update()
+            yield outcome
+
+
+def _merged(outcomes: Sequence[Outcome]) -> Outcome:
+    """Of the cases of a check: the first that fails, else one that passes, else the first."""
+    rank = {"failed": 0, "passed": 1, "skipped": 2}
+    first = min(outcomes, key=lambda one: rank[one.result])
+    return replace(first, seconds=sum(one.seconds for one in outcomes))
+
+
+def outcome_lines(outcome: Outcome, longest: int, width: int | None) -> list[str]:
+    """The line of a check, with the reason of what failed or was skipped; on a narrow terminal that stands below.
+
+    longest: letters of the longest name among the checks, so that reasons stand in a column
+    """
+    start = f"  {outcome.result:<7}  {outcome.seconds:5.2f} s  {outcome.check}"
+    left = len(start) - len(outcome.check) + longest + 2
+    if not outcome.reason:
+        lines = [start]
+    elif width is None or left + LEAST_REASON <= width:
+        room = None if width is None else width - left
+        first, *more = wrapped(outcome.reason, room)
+        lines = [start.ljust(left) + first, *(" " * left + piece for piece in more)]
+    else:
+        lines = [start, *paragraph(outcome.reason, width, " " * 11)]
+    return [title(line) for line in lines] if outcome.result == "failed" else lines
+
+
+def _say(line: str) -> None:
+    tqdm.write(line, file=sys.stdout)  # above the bar, which is on the same terminal
+    sys.stdout.flush()
+
+
+def _silent(line: str) -> None:
+    """Nothing but JSON goes to stdout."""
+
+
+def _say_all(say: Callable[[str], None], lines: Sequence[str]) -> None:
+    for line in lines:
+        say(line)
 
 
 def _jsonable(plugins: Registry, report: Report) -> dict[str, Any]:

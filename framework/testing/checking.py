@@ -6,11 +6,17 @@ apply. The suites, `run=check` and the pytest plugin use this.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 from unittest import SkipTest
+
+import torch
+
+from framework.errors import class_and_text, in_one_line
 
 Check = Callable[[Any], None]
 
@@ -40,9 +46,31 @@ def run_check(check: Check, case: Any) -> Outcome:
         result, reason = "skipped", str(why)
     except AssertionError as broken:
         result, reason = "failed", str(broken)
-    except Exception as error:  # a component that raises where it should not is what a check is there for
-        result, reason = "failed", f"{type(error).__name__}: {error}"
-    return Outcome(name_of(check), result, " ".join(reason.split()), perf_counter() - start)
+    except (Exception, SystemExit) as error:  # a component that raises where it should not is what a check is there for
+        result, reason = "failed", f"{class_and_text(error)}{_place_of(error)}"
+    return Outcome(name_of(check), result, in_one_line(reason), perf_counter() - start)
+
+
+def _place_of(error: BaseException) -> str:
+    """Where in the component an error was raised, as ` (component.py:22 in apply)`; empty where it was not there."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_of_others(Path(frame.filename))]
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+
+
+def _is_of_others(file: Path) -> bool:
+    """Whether a frame says nothing about a component: torch, framework, the standard library."""
+    is_installed = "site-packages" in file.parts
+    return (
+        file.name.startswith("<")
+        or any(file.is_relative_to(folder) for folder in _OTHERS)
+        or (file.is_relative_to(_LIBRARY) and not is_installed)
+    )
+
+
+_OTHERS = (Path(torch.__file__).parent, Path(__file__).parents[1])
+_LIBRARY = Path(traceback.__file__).parent
 
 
 def run_checks(checks: Iterable[Check], case: Any) -> Iterator[Outcome]:

@@ -61,9 +61,14 @@ def check_announcing_imports_no_torch(case: Announced) -> None:
         "print('torch' in sys.modules)"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert ran.stdout.strip() == "False", (
+    assert ran.returncode == 0, f"{case.name}: another process cannot announce it: {_last_line(ran.stderr)}"
+    assert ran.stdout.splitlines()[-1:] == ["False"], (
         f"{case.name}: announcing it, or its options, imports torch. Import that where the component is"
     )
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it says nothing"])[-1]
 
 
 def check_yaml_file_selects_it(case: Announced) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from framework.config import compose
-from framework.errors import CheckpointError, ConfigError
+from framework.errors import CheckpointError, ConfigError, PluginError
 from framework.interfaces import Backend, BackendContext
 from framework.plugins import ComponentSpec, Registry
 from framework.testing import (
@@ -59,15 +59,27 @@ class Suite:
 def suite_of(plugins: Registry, kind: str, name: str) -> Suite:
     """Everything that is checked of a component.
 
-    PluginError for one that is not there or cannot be used, ConfigError where no case can be found.
+    PluginError for one that is not there or cannot be used, ConfigError where no case can be found. One that raises
+    before it has any case fails a check of its own in the place of its kind's.
     """
     spec = plugins.spec(kind, name)
-    plugins.load_target(kind, name)
-    cases = _cases(plugins, spec)
     announced = Announced(plugins, spec)
     checks: list[tuple[Check, Any]] = [(check, announced) for check in COMPONENT_CHECKS]
-    checks += [(check, case) for case in cases for check in KITS[kind].checks]
+    try:
+        plugins.load_target(kind, name)
+        checks += [(check, case) for case in _cases(plugins, spec) for check in KITS[kind].checks]
+    except (ConfigError, PluginError):
+        raise
+    except (Exception, SystemExit) as error:
+        checks.append((_failing_with(error), announced))
     return Suite(spec, "cases derived from its contract" if spec.cases is None else f"cases {spec.cases}", checks)
+
+
+def _failing_with(error: BaseException) -> Check:
+    def check_it_can_be_built_and_asked(_: Announced) -> None:
+        raise error
+
+    return check_it_can_be_built_and_asked
 
 
 def _cases(plugins: Registry, spec: ComponentSpec) -> Sequence[Any]:
@@ -90,8 +102,13 @@ def _stage(plugins: Registry, spec: ComponentSpec) -> list[StageCase]:
         values = next(dict(s.options) for s in config.sampler.stages if s.name == spec.name)
     except ConfigError:  # the check of its YAML file says what is wrong with it
         values = {}
-    options = plugins.build_options("stage", spec.name, values)
-    return [derived(plugins.load_target("stage", spec.name), options)]
+    target, options = plugins.load_target("stage", spec.name), plugins.build_options("stage", spec.name, values)
+    stages.check_it_is_a_stage(StageCase(target, (), (), options))
+    assert target.spec.name == spec.name, (
+        f"{spec.name}: the plugin is announced by this name and its StageSpec says '{target.spec.name}'."
+        " Give the ComponentSpec and the StageSpec one name"
+    )
+    return [derived(target, options)]
 
 
 def _plain(case: Callable[[Any, Any], Any]) -> Callable[[Registry, ComponentSpec], list[Any]]:

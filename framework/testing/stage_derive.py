@@ -50,15 +50,16 @@ def derived(target: Any, options: Any) -> StageCase:
     wanting = [p for p in plain if stage.wants(p)]
     plain = [p for p in plain if not stage.wants(p)]
     for params in _tried(spec.name, spec.params, spec.extra_args):
-        if _is_served(stage, params) and stage.wants(params) and _is_new(params, wanting):
+        if _is_served(stage, params) and _wants(stage, params) and _is_new(params, wanting):
             wanting.append(params)
     if len(wanting) == 1:
         wanting.append(wanting[0].replace(seed=3))
     for params in _own(spec.name, spec.extra_args, OFF):
-        if len(plain) < 4 and _is_served(stage, params) and not stage.wants(params):
+        if len(plain) < 4 and _is_served(stage, params) and _wants(stage, params) is False:
             plain.append(params)
     way_out = (
-        f"Give its ComponentSpec cases='package.module:CASES', StageCases of framework.testing.stages ({spec.name})"
+        f"Its StageSpec says that it reads params={spec.params} and extra_args={spec.extra_args}: name there what is"
+        " missing, or give its ComponentSpec cases='package.module:CASES', StageCases of framework.testing.stages"
     )
     if len(wanting) < 2:
         raise ConfigError(f"stage/{spec.name}: no two parameters were found that use it. {way_out}")
@@ -73,6 +74,14 @@ def _is_served(stage: Any, params: SamplingParams) -> bool:
     except Exception:  # whatever it objects to, it is no parameter to check the stage with
         return False
     return True
+
+
+def _wants(stage: Any, params: SamplingParams) -> bool | None:
+    """None where it cannot say: its `validate` lets a value pass that its `wants` cannot take, which a check names."""
+    try:
+        return bool(stage.wants(params))
+    except Exception:
+        return None
 
 
 def _is_new(params: SamplingParams, wanting: list[SamplingParams]) -> bool:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from framework.batch import NewRequest, Rows
+from framework.errors import did_you_mean
 from framework.interfaces import Capabilities, StageSpec
 from framework.request import SamplingParams
-from framework.sampling.deployed import Deployed
+from framework.sampling.deployed import ALWAYS, METHODS, Deployed
 from framework.sampling.groups import best
 from framework.sampling.interval import inside, open_interval
 from framework.sampling.pipeline import SamplerPipeline
@@ -44,6 +45,13 @@ __all__ = [
 ]  # fmt: skip
 
 IN_PLACE = ("mask", "elementwise")
+WORDS = (
+    "argmax", "kept_set", "async", "drafts", "graph_safe", "batch_invariant", "deterministic", "host_tokens",
+    "exact_lens",
+)  # fmt: skip
+"""Words that `Capabilities` of stages are made of."""
+DTYPES = ("float32", "int32", "int64", "uint64", "bool")
+"""Of fields."""
 JUNK: tuple[Any, ...] = (object(), float("nan"))
 """Values that are no parameter of anything."""
 
@@ -63,6 +71,25 @@ def _filled(case: StageCase) -> tuple[StageBench, list[int], list[int]]:
 def _beginning(req_idx: Sequence[int]) -> Rows:
     """Rows that draw the first token behind their prompt."""
     return make_rows(req_idx, positions=[3] * len(req_idx))
+
+
+def check_it_is_a_stage(case: StageCase) -> None:
+    """It says what it is in words that are known, and has the methods of its kind."""
+    spec = getattr(case.target, "spec", None)
+    assert isinstance(spec, StageSpec), f"{case.target.__name__}: has no `spec`, a StageSpec that says what it is"
+    assert spec.kind in METHODS, f"{case.name}: kind '{spec.kind}' is none of {', '.join(METHODS)}"
+    wanted = (*ALWAYS, *METHODS[spec.kind])
+    missing = [name for name in wanted if not callable(getattr(case.target, name, None))]
+    assert not missing, (
+        f"{case.name}: is of kind {spec.kind} and lacks {', '.join(missing)}; see framework.interfaces.SamplerStage"
+    )
+    for word in sorted(spec.caps.needs | spec.caps.keeps):
+        near = did_you_mean(word, WORDS)
+        assert word in WORDS, f"{case.name}: '{word}' is no word of the capabilities.{near} Words: {', '.join(WORDS)}"
+    for one in spec.fields:
+        assert one.dtype in DTYPES, (
+            f"{case.name}: field '{one.name}' has dtype '{one.dtype}'; use one of {', '.join(DTYPES)}"
+        )
 
 
 def check_wants_and_validate(case: StageCase) -> None:
@@ -328,6 +355,7 @@ class _AnyToken:
 
 
 CHECKS = (
+    check_it_is_a_stage,
     check_wants_and_validate,
     check_bad_parameters_are_refused,
     check_reused_row_keeps_nothing,

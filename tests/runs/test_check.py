@@ -8,6 +8,7 @@ from framework.errors import ConfigError
 from framework.plugins import ComponentSpec, registry
 from framework.runs import check
 from framework.testing import kits
+from framework.testing.checking import Outcome
 
 
 def test_report_has_a_line_for_each_check_with_the_reason_of_what_was_skipped(typed_here):
@@ -57,6 +58,42 @@ def test_broken_contract_is_told_and_ends_with_1(typed_here, monkeypatch):
     (line,) = [line.split(maxsplit=3) for line in out.splitlines() if "plain rows" in line]
     assert line[0] == "failed" and line[3].endswith("temperature: changes a row that did not want it")
     assert err == "error: stage/temperature fails what its contract asks for\n"
+
+
+def test_what_a_component_prints_goes_to_stderr_and_leaves_json_whole(typed_here, monkeypatch):
+    from framework_samplers.temperature import Temperature
+
+    apply = Temperature.apply
+    monkeypatch.setattr(Temperature, "apply", lambda self, logits, rows: (print("loud"), apply(self, logits, rows))[1])
+    code, out, err = typed_here("check", "stage/temperature", "run.json=true")
+    (report,) = json.loads(out)
+    assert (code, report["name"]) == (0, "temperature")
+    assert err.startswith("loud\n")
+
+
+def test_lines_come_as_checks_end_and_an_interrupt_names_the_one_that_ran(typed_here, monkeypatch):
+    def hangs(self, logits, rows):
+        raise KeyboardInterrupt
+
+    from framework_samplers.temperature import Temperature
+
+    monkeypatch.setattr(Temperature, "apply", hangs)
+    code, out, err = typed_here("check", "stage/temperature")
+    *lines, last = out.splitlines()
+    assert (code, err) == (130, "interrupted\n")
+    assert lines[-1].startswith("  skipped") and "bad parameters" in lines[-1]
+    assert last == "  stopped in reused row keeps nothing"
+
+
+@pytest.mark.parametrize(("width", "most"), [(60, 60), (80, 80), (200, 200), (None, 400)])
+def test_reason_stands_beside_its_check_where_there_is_room_and_below_elsewhere(width, most):
+    reason = "stage/x: this is what is wrong with it, " * 6
+    outcome = Outcome("a check", "failed", reason.strip(), 12.5)
+    first, *more = check.outcome_lines(outcome, 37, width)
+    assert max(map(len, [first, *more])) <= most
+    assert first.startswith("  failed   12.50 s  a check")
+    assert ("stage/x" in first) == (width not in (60, 80))
+    assert " ".join(line.strip() for line in [first, *more]).endswith(reason.strip())
 
 
 def test_a_kind_means_all_of_its_components_and_all_means_every_kind_with_a_suite():

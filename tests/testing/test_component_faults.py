@@ -1,5 +1,7 @@
 """What stands around a component is checked as well: its announcement, its YAML file, its options; and observers."""
 
+import sys
+
 import pytest
 import torch
 
@@ -31,6 +33,15 @@ def test_sound_component_passes():
 def test_options_that_import_torch_are_named():
     found = failures(announced(config="framework.testing.stages:StageCase"))
     assert "imports torch" in found["announcing imports no torch"]
+
+
+def test_options_that_only_this_process_finds_are_not_said_to_import_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "only_here", sys.modules[__name__])
+    case = Announced(registry(), ComponentSpec("stage", "xtc", "x:Y", config="only_here:Options"))
+    outcome = run_check(components.check_announcing_imports_no_torch, case)
+    assert outcome.reason == (
+        "stage/xtc: another process cannot announce it: ModuleNotFoundError: No module named 'only_here'"
+    )
 
 
 def test_component_without_a_yaml_file_is_named():
