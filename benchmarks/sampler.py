@@ -226,7 +226,7 @@ CASES = (
 )  # fmt: skip
 PASSES = {"top-k": "1 + groups above the cut", "top-p": "1 + groups above the cut", "min-p": "1 + kept groups"}
 PASSES["top-k top-p"] = PASSES["top-k"]
-"""How often ours reads the logits; 1 for all others. Flat rows are read up to three times more, see `thresholds`."""
+"""How often ours reads the logits; 1 for all others. Flat rows are read a few times more, see `settle`."""
 TARGETS = {  # us at batch 256 and vocabulary 151936: (must, aim)
     "greedy": (35, 25), "temperature": (55, 40), "top-k": (200, 110), "top-p": (200, 110), "top-k top-p": (200, 110),
     "logprobs 20": (110, 70),
@@ -361,10 +361,10 @@ def shape(batch: int, vocab: int, cases: Iterable[str], reps: int, peers: bool, 
 
 
 SPLITS = tuple(
-    {"block_groups": groups, "num_warps": warps, "loops": loops, "goes_on": goes_on}
-    for groups, warps, loops, goes_on in (
-        (32, 4, 1, True), (32, 4, 2, True), (32, 4, 4, True), (64, 8, 1, True), (64, 8, 2, True), (64, 4, 1, True),
-        (16, 4, 4, True), (32, 4, 1, False), (32, 4, 2, False), (64, 8, 1, False),
+    {"block_groups": groups, "num_warps": warps, "row_warps": row_warps, "loops": loops, "goes_on": goes_on}
+    for groups, warps, row_warps, loops, goes_on in (
+        (32, 4, 8, 1, True), (32, 4, 8, 2, True), (32, 4, 8, 4, True), (64, 8, 8, 1, True), (64, 4, 8, 1, True),
+        (16, 4, 8, 4, True), (32, 4, 8, 1, False), (64, 8, 8, 1, False), (32, 4, 4, 1, False), (32, 4, 16, 1, False),
     )
 )  # fmt: skip
 """Ways to split the work among programs, for `--tune`."""
@@ -378,9 +378,7 @@ def tune(reps: int) -> list[Any]:
         for case in ("greedy", "temperature", "top-k top-p", "logprobs 20"):
             tried = {}
             for split in SPLITS:
-                if not split["goes_on"] and case not in ("greedy", "temperature"):
-                    continue
-                name = "{block_groups}/{num_warps}/{loops}/{goes_on}".format(**split)
+                name = "{block_groups}/{num_warps}/{row_warps}/{loops}/{goes_on}".format(**split)
                 made = prepare(name, lambda x=x, case=case, split=split: ours(case, x, **split))
                 assert made is not None
                 tried[name] = made
@@ -467,7 +465,7 @@ def table(rows: list[Any]) -> str:
 
 
 def tuned(rows: list[Any]) -> str:
-    """Groups to a block / warps / blocks to a program / goes on, best first."""
+    """Groups to a block / warps / warps of a row / blocks to a program / goes on, best first."""
     lines = []
     for row in rows:
         good = {name: one for name, one in row["splits"].items() if "us" in one}
@@ -517,7 +515,8 @@ def on_cuda(given: argparse.Namespace) -> list[Any]:
             rows += shape(batch, vocab, given.cases, reps, not given.no_peers, None)
     flat = [case for case in given.cases if case in ("top-k", "top-p", "top-k top-p")]
     for spread in (2.5, 0.5):
-        rows += shape(batches[-1], vocabs[-1], flat, reps // 2, False, spread)
+        peers = not given.no_peers and spread == 2.5
+        rows += shape(batches[-1], vocabs[-1], flat, reps // 2, peers, spread)
     return rows
 
 

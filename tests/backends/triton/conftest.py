@@ -30,7 +30,16 @@ if find_spec("triton") is None:  # it exists for Linux alone
     collect_ignore_glob = ["test_*.py"]
     TritonSamplerOps = object
 else:
+    from triton.runtime import interpreter
+
     from framework_backends.triton.sampler_ops import TritonSamplerOps
+
+    def patch_tensor(tensor, scope, patch=interpreter._patch_lang_tensor):
+        """Ends of loops: the interpreter converts arrays of one element to int, which numpy no longer does."""
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_tensor
 
 OURS = {
     "grammar": "GrammarMask",

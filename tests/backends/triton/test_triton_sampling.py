@@ -38,8 +38,11 @@ def test_drawn_rows_equal_the_reference(pair, dtype):
         both.compare(logits_of(4, 700, dtype, seed=position), position=position)
 
 
-def test_greedy_and_drawn_rows_share_a_launch(pair):
-    both = pair().add(SamplingParams(temperature=0), SamplingParams(), SamplingParams(top_k=1), SamplingParams(top_k=9))
+@pytest.mark.parametrize("goes_on", [True, False], ids=["one launch", "two launches"])
+def test_greedy_and_drawn_rows_share_a_launch(pair, goes_on):
+    both = pair(goes_on=goes_on).add(
+        SamplingParams(temperature=0), SamplingParams(), SamplingParams(top_k=1), SamplingParams(top_k=9)
+    )
     plain, fused = both.compare(logits_of(4, 700))
     assert fused.ids[[0, 2]].tolist() == plain.ids[[0, 2]].tolist()
 
@@ -200,6 +203,41 @@ def test_a_row_alone_draws_what_it_draws_among_others(pair):
         alone = both.fused.sample(logits[place : place + 1].to(both.device), both.logits_rows([row]))
         for name in ("ids", "told", "top", "chosen"):
             assert torch.equal(getattr(alone, name), getattr(together, name)[place : place + 1]), name
+
+
+CHAINS = [
+    [("scale", {"factor": 0.7})],
+    [("scale", {"factor": 1.25}), ("top_k", {"k": 50})],
+    [("min_p", {"log_min_p": -9.0}), ("top_p", {"top_p": 0.9})],
+]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: "-".join(name for name, _ in chain))
+def test_a_row_of_a_large_batch_draws_what_it_draws_alone(chain):
+    # Large batches split their work otherwise; the interpreter has neither many rows nor threads that share a sum.
+    device, count = torch.device("cuda"), 64
+    logits = logits_of(count, 151936, torch.float32, spread=1.0) * torch.linspace(0.3, 6, count).unsqueeze(1)
+    logits = logits.to(torch.bfloat16).to(device)
+
+    def column(value):
+        return torch.full((count,), value, device=device)
+
+    links = [(name, {word: column(value) for word, value in operands.items()}) for name, operands in chain]
+    links.append(("draw", {"draws": column(1)}))
+
+    def drawn(first, last):
+        where = torch.arange(first, last, device=device)
+        none = torch.zeros(len(where), dtype=torch.int32, device=device)
+        rows = Rows(where, none, where + 9, where * 7919, where.view(-1, 1)[:, :0], none, where.int().cpu().numpy())
+        return ops.sample(logits[first:last], rows, links, None)
+
+    ops = TritonSamplerOps()
+    together = drawn(0, count)
+    for place in range(0, count, 9):
+        alone = drawn(place, place + 1)
+        for name in ("ids", "told", "top", "value", "log_sum"):
+            assert torch.equal(getattr(alone, name), getattr(together, name)[place : place + 1]), (place, name)
 
 
 @pytest.mark.cuda

@@ -11,10 +11,10 @@ from framework.sampling.interval import open_interval
 VOCAB = 600
 
 
-def rows_of_kinds():
+def rows_of_kinds(vocab=VOCAB):
     """Peaked, flat, very flat, one value, two values, mostly masked."""
     generator = torch.Generator().manual_seed(1)
-    noise = torch.randn(6, VOCAB, generator=generator)
+    noise = torch.randn(6, vocab, generator=generator)
     logits = noise * torch.tensor([[4.0], [1.0], [0.01], [0.0], [0.0], [2.0]])
     logits[4, ::3] = 1.0
     logits[5, 20:] = -torch.inf
@@ -42,7 +42,7 @@ def kept(logits, lo):
 
 
 MIXES = [
-    {"top_k": 1 + 1}, {"top_k": 50}, {"top_k": 400}, {"top_p": 0.9}, {"top_p": 0.999}, {"top_p": 1e-6}, {"top_p": 0.37},
+    {"top_k": 1 + 1}, {"top_k": 50}, {"top_p": 0.9}, {"top_p": 0.999}, {"top_p": 1e-6}, {"top_p": 0.37},
     {"min_p": 0.1}, {"min_p": 1.0}, {"top_k": 100, "top_p": 0.8}, {"top_k": 500, "top_p": 0.99},
     {"min_p": 0.01, "top_p": 0.9}, {"min_p": 0.3, "top_k": 5, "top_p": 0.5},
 ]  # fmt: skip
@@ -53,7 +53,7 @@ def test_bounds_are_those_of_the_stages(pair, words):
     compare(pair, words)
 
 
-SHORT_LISTS = [{"top_k": 300}, {"top_p": 0.9}, {"min_p": 0.01, "top_p": 0.8}, {"top_k": 200, "top_p": 0.9}]
+SHORT_LISTS = [{"top_p": 0.9}, {"min_p": 0.01, "top_p": 0.8}, {"top_k": 200, "top_p": 0.9}]
 
 
 @pytest.mark.parametrize("words", SHORT_LISTS, ids=str)
@@ -61,9 +61,15 @@ def test_rows_with_more_candidates_than_the_list_holds_are_narrowed_or_walked_ov
     compare(pair, words, capacity=64)
 
 
-def compare(pair, words, **ops):
-    logits = rows_of_kinds()
-    one = pair("min_p", "top_k", "top_p", "gumbel", vocab=VOCAB, **ops)
+@pytest.mark.cuda
+@pytest.mark.parametrize("words", [*MIXES, {"top_k": 3000}, {"top_k": 90000, "top_p": 0.5}], ids=str)
+def test_bounds_in_a_real_vocabulary_are_those_of_the_stages(pair, words):
+    compare(pair, words, vocab=151936)
+
+
+def compare(pair, words, vocab=VOCAB, **ops):
+    logits = rows_of_kinds(vocab)
+    one = pair("min_p", "top_k", "top_p", "gumbel", vocab=vocab, **ops)
     one.add(*[SamplingParams(**words)] * len(logits))
     expected, found = bounds_of(one, ("min_p", "top_k", "top_p"), logits)
     assert torch.equal(kept(logits, found), kept(logits, expected))

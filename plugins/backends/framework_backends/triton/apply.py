@@ -17,8 +17,7 @@ from framework_backends.triton.features import processed
 def apply_kernel(logits, rows, features, out, GROUPS: tl.constexpr):
     """Grid (blocks of GROUPS groups, L): out [L, V] float32 processed logits."""
     row = tl.program_id(1)
-    first = tl.program_id(0) * GROUPS * 128
-    is_wanted = tl.full((GROUPS,), 1, tl.int1)
-    x = processed(logits, rows, features, row, first, is_wanted, GROUPS)
-    ids = first + tl.arange(0, GROUPS)[:, None] * 128 + tl.arange(0, 128)[None, :]
+    group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+    x = processed(logits, rows, features, row, group, GROUPS)
+    ids = group[:, None] * 128 + tl.arange(0, 128)[None, :]
     tl.store(out + row.to(tl.int64) * logits.vocab + ids, x, mask=ids < logits.vocab)

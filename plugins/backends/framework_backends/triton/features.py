@@ -99,6 +99,8 @@ GROUP = 128
 """Ids of a group: `framework.sampling.groups.GROUP`, which is part of the draw's contract."""
 IN_PROMPT = tl.constexpr(1 << 30)
 """Set in the number of a token that stands in the prompt: see the operation `penalties` of `interfaces.SamplerOps`."""
+BEHIND = tl.constexpr(1 << 23)
+"""The number of a group that lies behind every vocabulary; its ids still fit into int32."""
 
 
 @triton.jit
@@ -118,39 +120,41 @@ def line(pool, place):
 
 
 @triton.jit
-def unpacked(line, first, vocab, GROUPS: tl.constexpr):
+def unpacked(line, group, vocab, GROUPS: tl.constexpr):
     """[GROUPS, 128] int32, 1 where the bit of the id is set. One byte stands for eight neighbours of a thread."""
-    at = first // 8 + tl.arange(0, GROUPS)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    at = group[:, None] * 16 + tl.arange(0, 16)[None, :]
     loaded = tl.load(line + at, mask=at * 8 < vocab, other=0).to(tl.int32)
     spread = (loaded[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1
     return tl.reshape(spread, (GROUPS, 128))
 
 
 @triton.jit
-def obeying(x, grammar, row, first, vocab, GROUPS: tl.constexpr):
+def obeying(x, grammar, row, group, vocab, GROUPS: tl.constexpr):
     place = tl.load(grammar.place + row)
     if place >= 0:
-        bits = unpacked(grammar.at + place.to(tl.int64) * grammar.step, first, vocab, GROUPS)
+        bits = unpacked(grammar.at + place.to(tl.int64) * grammar.step, group, vocab, GROUPS)
         x = tl.where(bits != 0, x, float("-inf"))
     return x
 
 
 @triton.jit
-def allowed_only(x, allowed, request, first, vocab, GROUPS: tl.constexpr):
+def allowed_only(x, allowed, request, group, vocab, GROUPS: tl.constexpr):
     place = place_of(allowed, request)
     if place != 0:
-        x = tl.where(unpacked(line(allowed, place), first, vocab, GROUPS) != 0, x, float("-inf"))
+        x = tl.where(unpacked(line(allowed, place), group, vocab, GROUPS) != 0, x, float("-inf"))
     return x
 
 
 @triton.jit
-def banned(x, bans, request, position, first, ids, GROUPS: tl.constexpr):
+def banned(x, bans, request, position, group, ids):
     if position < entry(bans.until, request):
+        lowest = tl.min(group)
+        highest = tl.max(group)
         at = bans.ids + request * bans.step
         place = tl.full((), 0, tl.int32)
         token = tl.load(at)
         while token >= 0:
-            if (token >= first) & (token < first + GROUPS * 128):
+            if (token // 128 >= lowest) & (token // 128 <= highest):
                 x = tl.where(ids == token, float("-inf"), x)
             place += 1
             token = tl.load(at + place, mask=place < bans.width, other=-1)
@@ -158,14 +162,16 @@ def banned(x, bans, request, position, first, ids, GROUPS: tl.constexpr):
 
 
 @triton.jit
-def biased(x, bias, request, first, ids, GROUPS: tl.constexpr):
+def biased(x, bias, request, group, ids):
     count = entry(bias.num, request)
+    lowest = tl.min(group)
+    highest = tl.max(group)
     tokens = line(bias.ids, place_of(bias.ids, request))
     amounts = line(bias.amounts, place_of(bias.amounts, request))
     place = tl.full((), 0, tl.int32)
     while place < count:
         token = tl.load(tokens + place)
-        if (token >= first) & (token < first + GROUPS * 128):
+        if (token // 128 >= lowest) & (token // 128 <= highest):
             x = tl.where(ids == token, x + tl.load(amounts + place), x)
         place += 1
     return x
@@ -188,24 +194,24 @@ def penalised(x, penalties, request, ids, vocab):
 
 
 @triton.jit
-def processed(logits, rows, features, row, first, is_wanted, GROUPS: tl.constexpr):
-    """[GROUPS, 128] float32 processed logits of ids first .. first + GROUPS * 128 of a row.
+def processed(logits, rows, features, row, group, GROUPS: tl.constexpr):
+    """[GROUPS, 128] float32 processed logits of groups of a row.
 
-    is_wanted [GROUPS]: groups to read. The others, and what lies behind the vocabulary, are -inf. A NaN becomes +inf:
-    a maximum on a device passes over NaN, and a row with +inf is reported as faulty alike.
+    group [GROUPS] int32: numbers of groups. What lies behind the vocabulary is -inf and is not read. A NaN becomes
+    +inf: a maximum on a device passes over NaN, and a row with +inf is reported as faulty alike.
     """
-    ids = first + tl.arange(0, GROUPS)[:, None] * 128 + tl.arange(0, 128)[None, :]
-    is_read = (ids < logits.vocab) & is_wanted[:, None]
+    ids = group[:, None] * 128 + tl.arange(0, 128)[None, :]
+    is_read = ids < logits.vocab
     x = tl.load(logits.at + row.to(tl.int64) * logits.step + ids, mask=is_read, other=float("-inf")).to(tl.float32)
     request = tl.load(rows.req_idx + row)
     if features.grammar is not None:
-        x = obeying(x, features.grammar, row, first, logits.vocab, GROUPS)
+        x = obeying(x, features.grammar, row, group, logits.vocab, GROUPS)
     if features.allowed is not None:
-        x = allowed_only(x, features.allowed, request, first, logits.vocab, GROUPS)
+        x = allowed_only(x, features.allowed, request, group, logits.vocab, GROUPS)
     if features.bans is not None:
-        x = banned(x, features.bans, request, tl.load(rows.position + row), first, ids, GROUPS)
+        x = banned(x, features.bans, request, tl.load(rows.position + row), group, ids)
     if features.bias is not None:
-        x = biased(x, features.bias, request, first, ids, GROUPS)
+        x = biased(x, features.bias, request, group, ids)
     if features.penalties is not None:
         x = penalised(x, features.penalties, request, ids, logits.vocab)
     x = tl.where(x == x, x, float("inf"))

@@ -1,7 +1,7 @@
 """One read of the logits: what each group of 128 ids holds at best and in sum, then the token of each row.
 
-`group_kernel` is the fused sampler. Its programs split a row, and the one that ends last goes on with the whole row: a
-second launch, and the wait for all other rows, would cost more than the work. The reference is `sampling.draw`.
+`group_kernel` is the fused sampler. Its programs split a row; its token is drawn by the program that ends last, or in a
+launch of its own, which is quicker for many rows. The reference is `sampling.draw`.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -70,11 +70,12 @@ def is_last_program(counters, row, num_programs):
 
 
 @triton.jit
-def measure_groups(logits, rows, features, interval, groups, draws, row, block, is_wanted, GROUPS: tl.constexpr):
-    """Best and mass of a block of groups of a row. The order of sums is that of the block, whatever the batch is."""
-    x = kept(processed(logits, rows, features, row, block * GROUPS * 128, is_wanted, GROUPS), interval, row)
+def measure_groups(logits, rows, features, interval, groups, draws, row, group, lo, GROUPS: tl.constexpr):
+    """Best and mass of groups [GROUPS] of a row, of what is at or above lo (None for no bound)."""
+    x = kept(processed(logits, rows, features, row, group, GROUPS), interval, row)
+    if lo is not None:
+        x = tl.where(x >= lo, x, float("-inf"))
     best = tl.max(x, axis=1)
-    group = block * GROUPS + tl.arange(0, GROUPS)
     at = row.to(tl.int64) * groups.count + group
     tl.store(groups.best + at, best, mask=group < groups.count)
     if draws:
@@ -90,8 +91,18 @@ def first_best(scores, ids):
 
 
 @triton.jit
-def choose_token(logits, rows, features, interval, groups, draws, chosen, row, MAX_GROUPS: tl.constexpr):
-    """Draws the row's token in two levels, or takes its best one."""
+def log_of_sum(mass):
+    """log of the sum of exp(mass), mass [n] being at most log(128).
+
+    Summed as integers of 2^-40, so that it is the same whatever the number of threads of the kernel is.
+    """
+    weight = (tl.exp(mass) * 1099511627776.0).to(tl.int64)
+    return tl.log(tl.sum(weight).to(tl.float32) * 9.094947017729282e-13)
+
+
+@triton.jit
+def choose_token(logits, rows, features, interval, groups, draws, chosen, row, lo, MAX_GROUPS: tl.constexpr):
+    """Draws the row's token in two levels, or takes its best one. lo: as in `measure_groups`."""
     group = tl.arange(0, MAX_GROUPS)
     at = row.to(tl.int64) * groups.count + group
     best = tl.load(groups.best + at, mask=group < groups.count, other=float("-inf"), cache_modifier=".cg")
@@ -102,12 +113,13 @@ def choose_token(logits, rows, features, interval, groups, draws, chosen, row, M
     log_sum = tl.full((), 0.0, tl.float32)
     if draws:
         mass = tl.load(groups.mass + at, mask=group < groups.count, other=float("-inf"), cache_modifier=".cg") - top
-        log_sum = top + tl.log(tl.sum(tl.exp(mass)))
+        log_sum = top + log_of_sum(mass)
         # A group far below the best has a mass that float32 would give as 0 beside it: it cannot win in either form.
         scores = mass + gumbel_noise(bits(seed, position, tl.full((), 0, tl.int32), group))
     picked = tl.minimum(first_best(scores, group), groups.count - 1)
-    is_wanted = tl.full((1,), 1, tl.int1)
-    x = kept(processed(logits, rows, features, row, picked * 128, is_wanted, 1), interval, row)
+    x = kept(processed(logits, rows, features, row, picked + tl.arange(0, 1), 1), interval, row)
+    if lo is not None:
+        x = tl.where(x >= lo, x, float("-inf"))
     ids = picked * 128 + tl.arange(0, 128)[None, :]
     scores = x
     if draws:
@@ -123,76 +135,39 @@ def choose_token(logits, rows, features, interval, groups, draws, chosen, row, M
 
 
 @triton.jit
-def does_draw(rows, draws, row):
-    """Whether a row draws; none does without the column."""
-    if draws is None:
+def does_draw(rows, draws, chosen, row):
+    """Whether a row draws; none does without the column, and all do as far as bounds go, where nothing is chosen."""
+    if chosen is None:
+        return tl.full((), 1, tl.int32) != 0
+    elif draws is None:
         return tl.full((), 0, tl.int32) != 0
     else:
         return entry(draws, tl.load(rows.req_idx + row)) != 0
 
 
 @triton.jit
-def measure_row(
-    logits, rows, features, interval, groups, draws, row, program, GROUPS: tl.constexpr, LOOPS: tl.constexpr
-):
-    """`measure_groups` of the LOOPS neighbouring blocks of a program."""
-    is_wanted = tl.full((GROUPS,), 1, tl.int1)
-    for number in range(LOOPS):
-        block = program * LOOPS + number
-        measure_groups(logits, rows, features, interval, groups, draws, row, block, is_wanted, GROUPS)
-
-
-@triton.jit
 def group_kernel(
     logits, rows, features, interval, groups, draws, chosen, counters,
-    GROUPS: tl.constexpr, MAX_GROUPS: tl.constexpr, LOOPS: tl.constexpr, GOES_ON: tl.constexpr,
+    GROUPS: tl.constexpr, MAX_GROUPS: tl.constexpr, GOES_ON: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs, L), LOOPS blocks of GROUPS groups to a program: the token of each row, out of one read.
+    """Grid (blocks of GROUPS groups, L): one read of the logits.
 
-    GOES_ON: the last program of a row draws its token; otherwise `choose_kernel` does, in a launch of its own.
+    GOES_ON: the last program of a row draws its token; otherwise `choose_kernel` or `settle_kernel` does.
     """
-    program = tl.program_id(0)
     row = tl.program_id(1)
-    row_draws = does_draw(rows, draws, row)
-    measure_row(logits, rows, features, interval, groups, row_draws, row, program, GROUPS, LOOPS)
+    row_draws = does_draw(rows, draws, chosen, row)
+    group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+    measure_groups(logits, rows, features, interval, groups, row_draws, row, group, None, GROUPS)
     goes_on = GOES_ON
     if goes_on:
         goes_on = is_last_program(counters, row, tl.num_programs(0))
     if goes_on:
-        choose_token(logits, rows, features, interval, groups, row_draws, chosen, row, MAX_GROUPS)
+        choose_token(logits, rows, features, interval, groups, row_draws, chosen, row, None, MAX_GROUPS)
 
 
 @triton.jit
-def choose_kernel(
-    logits, rows, features, interval, groups, draws, chosen, counters, GROUPS: tl.constexpr, MAX_GROUPS: tl.constexpr
-):
-    """Grid (1, L): the token of each row once its groups are measured."""
-    row = tl.program_id(1)
-    row_draws = does_draw(rows, draws, row)
-    choose_token(logits, rows, features, interval, groups, row_draws, chosen, row, MAX_GROUPS)
-
-
-@triton.jit
-def regroup_kernel(
-    logits, rows, features, interval, groups, draws, chosen, counters, GROUPS: tl.constexpr, MAX_GROUPS: tl.constexpr
-):
-    """`group_kernel` once the interval has been narrowed: reads groups that hold a kept token, and draws.
-
-    A row whose interval is open has its masses from the first time.
-    """
-    block = tl.program_id(0)
-    row = tl.program_id(1)
-    row_draws = does_draw(rows, draws, row)
-    if row_draws:
-        lo = tl.load(interval.lo + row)
-        if lo > float("-inf"):
-            group = block * GROUPS + tl.arange(0, GROUPS)
-            at = row.to(tl.int64) * groups.count + group
-            is_wanted = tl.load(groups.best + at, mask=group < groups.count, other=float("-inf")) >= lo
-            if tl.max(is_wanted.to(tl.int32)) > 0:
-                measure_groups(logits, rows, features, interval, groups, True, row, block, is_wanted, GROUPS)
-            else:
-                empty = tl.full((GROUPS,), float("-inf"), tl.float32)
-                tl.store(groups.mass + at, empty, mask=group < groups.count)
-    if is_last_program(counters, row, tl.num_programs(0)):
-        choose_token(logits, rows, features, interval, groups, row_draws, chosen, row, MAX_GROUPS)
+def choose_kernel(logits, rows, features, interval, groups, draws, chosen, MAX_GROUPS: tl.constexpr):
+    """Grid (L,): the token of each row once its groups are measured."""
+    row = tl.program_id(0)
+    row_draws = does_draw(rows, draws, chosen, row)
+    choose_token(logits, rows, features, interval, groups, row_draws, chosen, row, None, MAX_GROUPS)

@@ -18,40 +18,40 @@ from framework.batch import Rows
 from framework.interfaces import FusedChain, FusedChoice, FusedLogprobs
 from framework_backends.triton import features as f
 from framework_backends.triton.apply import apply_kernel
-from framework_backends.triton.groups import Chosen, Groups, Interval, choose_kernel, group_kernel, regroup_kernel
+from framework_backends.triton.candidates import Search
+from framework_backends.triton.groups import Chosen, Groups, Interval, choose_kernel, group_kernel
 from framework_backends.triton.logprobs import Told, logprobs_kernel
-from framework_backends.triton.thresholds import (
-    NUM_PROBES,
-    Limits,
-    Search,
-    bracket_kernel,
-    probe_kernel,
-    settle_kernel,
-)
+from framework_backends.triton.settle import settle_kernel
+from framework_backends.triton.thresholds import Limits
 
 IN_PLACE = ("bitmask", "allowed", "ban_until", "bias", "penalties", "scale")
 THRESHOLDS = ("min_p", "top_k", "top_p")
 SELECT = ("argmax", "draw")
 
 LIST_CAPACITY = 16384
-"""Candidates of a row that thresholds gather: 64 kB a row. Rows with more are walked over, see `thresholds`."""
+"""Candidates of a row that are listed: 64 kB a row. Rows with more are counted over first, see `settle`."""
 BLOCK_GROUPS = 32
 """Groups of 128 ids to a program: 32 logits a thread, four loads of 16 bytes in bfloat16."""
 NUM_WARPS = 4
+ROW_GROUPS, ROW_WARPS, ROW_REGISTERS = 16, 8, 128
+"""Of `settle_kernel`, where one program has a row to itself: 16 logits a thread, and two programs fit side by side."""
 MANY_ROWS, LOOPS = 32, 2
 """The end of a program, where it waits for its stores and counts itself, is as long as the work on one block: batches
-that fill the device many times over pay it once for LOOPS blocks. Small ones need the programs."""
+that fill the device many times over draw in a launch of their own, or pay it once for LOOPS blocks of logprobs. Small
+ones need the programs, and a launch would cost them more."""
 
 
 class TritonSamplerOps:
     """Fused sampling. Scratch memory is taken for the largest batch so far and stays at its address.
 
     block_groups, num_warps  groups of a block, and the warps that work on it
-    loops                    blocks to a program of a batch with MANY_ROWS or more; one block below
-    goes_on                  whether the program of a row that ends last draws its token, or a second launch does
+    row_warps                those of a program that has a row to itself
+    loops                    blocks to a program of logprobs, of MANY_ROWS or more rows; one block below
+    goes_on                  whether the program of a row that ends last draws its token, or a second launch does; None:
+                             the launch for MANY_ROWS or more
     capacity                 of the list of candidates
-    None of them changes a result: what is summed in float32 is a group of 128 ids, or a row of groups, and a group's
-    sum is made alike by as many threads as there are.
+    None of them changes a result: what is summed in float32 is a group of 128 ids, and a group's sum is made alike by
+    as many threads as there are; only sums that bounds are searched with depend on row_warps, the same for all batches.
     """
 
     fuses = (*IN_PLACE, *THRESHOLDS, *SELECT)
@@ -60,11 +60,12 @@ class TritonSamplerOps:
         self,
         block_groups: int = BLOCK_GROUPS,
         num_warps: int = NUM_WARPS,
+        row_warps: int = ROW_WARPS,
         loops: int = LOOPS,
-        goes_on: bool = True,
+        goes_on: bool | None = None,
         capacity: int = LIST_CAPACITY,
     ) -> None:
-        self._split, self._num_warps, self._loops = block_groups, num_warps, loops
+        self._split, self._num_warps, self._row_warps, self._loops = block_groups, num_warps, row_warps, loops
         self._goes_on, self._capacity = goes_on, capacity
         self._scratch: dict[tuple[torch.device, int], _Scratch] = {}
 
@@ -74,33 +75,35 @@ class TritonSamplerOps:
         self, logits: Tensor, rows: Rows, chain: FusedChain, interval: tuple[Tensor, Tensor] | None
     ) -> FusedChoice:
         """See `interfaces.SamplerOps.sample`."""
-        work = self._work(logits, rows, chain)
         operands = dict(chain)
         draws = _column(operands["draw"]["draws"]) if "draw" in operands else None
-        limits = _limits(operands)
-        own = None if interval is None else Interval(*interval)
+        limits = _limits(operands) if draws is not None else None
         choice = _empty_choice(len(logits), logits.device)
         chosen = Chosen(choice.ids, choice.told, choice.top, choice.value, choice.log_sum)
-        if limits is None or draws is None:
-            args = own, work.groups, draws, chosen, work.counters
-            work.launch_loops(group_kernel, *args, GOES_ON=self._goes_on)
-            if not self._goes_on:
-                work.launch_rows(choose_kernel, *args)
-            return choice
-        lo = self._search(work, limits, own, draws)
-        narrowed = Interval(lo, torch.full_like(lo, float("inf")) if own is None else own.hi)
-        work.launch(regroup_kernel, narrowed, work.groups, draws, chosen, work.counters)
+        work = self._work(logits, rows, chain, interval, draws, chosen)
+        if limits is not None:
+            work.measure()
+            work.settle(limits, self._search(work.scratch))
+        elif self._goes_on if self._goes_on is not None else len(logits) < MANY_ROWS:
+            work.measure(goes_on=True)
+        else:
+            work.measure()
+            work.choose()
         return choice
 
     def bounds(self, logits: Tensor, rows: Rows, chain: FusedChain, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
         """See `interfaces.SamplerOps.bounds`."""
         limits = _limits(dict(chain))
         assert limits is not None, chain
-        return self._search(self._work(logits, rows, ()), limits, Interval(lo, hi), None).clone(), hi
+        work = self._work(logits, rows, (), (lo, hi), None, None)
+        search = self._search(work.scratch)._replace(lo=torch.empty_like(lo))
+        work.measure()
+        work.settle(limits, search)
+        return search.lo, hi
 
     def apply(self, logits: Tensor, rows: Rows, chain: FusedChain) -> Tensor:
         """See `interfaces.SamplerOps.apply`."""
-        work = self._work(logits, rows, chain)
+        work = self._work(logits, rows, chain, None, None, None)
         out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
         apply_kernel[work.grid](
             work.logits, work.rows, work.features, out, GROUPS=self._split, num_warps=self._num_warps,
@@ -114,7 +117,7 @@ class TritonSamplerOps:
         scratch = self._scratch_for(count, logits)
         told = _empty_logprobs(count, k, logits.device)
         top = (told.top_ids, told.top_logprobs, told.top_ranks) if k else (None, None, None)
-        loops = self._loops_of(count)
+        loops = self._loops if count >= MANY_ROWS else 1
         logprobs_kernel[(triton.cdiv(scratch.num_blocks, loops), count)](
             f.Logits(logits, logits.stride(0), logits.shape[1]), ids, scratch.groups, scratch.larger,
             Told(told.sampled, told.rank, *top), scratch.counters, k, IS_LOG=is_log, GROUPS=self._split,
@@ -123,32 +126,38 @@ class TritonSamplerOps:
         )  # fmt: skip
         return told
 
-    # ------------------------------------------------------------------------------------------------- launches
+    # -------------------------------------------------------------------------------------------------- memory
 
-    def _search(self, work: _Work, limits: Limits, interval: Interval | None, draws: f.Column | None) -> Tensor:
-        """[L] lower bounds, in scratch memory."""
-        scratch, groups = work.scratch, work.groups
-        if scratch.search is None:
-            scratch.search = _search_memory(scratch, self._capacity)
-        search = scratch.search
-        work.launch_loops(bracket_kernel, limits, interval, groups, draws, search, work.counters)
-        if limits.top_k is not None or limits.top_p is not None:
-            work.launch(probe_kernel, interval, groups, search)
-            work.launch(settle_kernel, limits, interval, groups, search, work.counters, MAX_BLOCKS=scratch.max_blocks)
-        lo: Tensor = search.lo[: work.grid[1]]
-        return lo
-
-    def _work(self, logits: Tensor, rows: Rows, chain: FusedChain) -> _Work:
-        scratch = self._scratch_for(len(logits), logits)
-        own = f.Rows(rows.req_idx, rows.position, rows.seed)
-        loops = self._loops_of(len(logits))
-        line = f.Logits(logits, logits.stride(0), logits.shape[1])
+    def _work(
+        self,
+        logits: Tensor,
+        rows: Rows,
+        chain: FusedChain,
+        interval: tuple[Tensor, Tensor] | None,
+        draws: f.Column | None,
+        chosen: Chosen | None,
+    ) -> _Work:
         return _Work(
-            scratch, line, own, _features(chain, rows, len(logits)), len(logits), self._split, self._num_warps, loops
+            scratch=self._scratch_for(len(logits), logits),
+            logits=f.Logits(logits, logits.stride(0), logits.shape[1]),
+            rows=f.Rows(rows.req_idx, rows.position, rows.seed),
+            features=_features(chain, rows, len(logits)),
+            interval=None if interval is None else Interval(*interval),
+            draws=draws,
+            chosen=chosen,
+            num_rows=len(logits),
+            split=self._split,
+            num_warps=self._num_warps,
+            row_warps=self._row_warps,
         )
 
-    def _loops_of(self, num_rows: int) -> int:
-        return self._loops if num_rows >= MANY_ROWS else 1
+    def _search(self, scratch: _Scratch) -> Search:
+        """Memory that only thresholds need; its lo is nobody's."""
+        if scratch.search is None:
+            wanted = torch.empty_like(scratch.groups.best, dtype=torch.int32)
+            listed = wanted.new_empty(scratch.num_rows, self._capacity, dtype=torch.float32)
+            scratch.search = Search(wanted, listed, self._capacity, None)
+        return scratch.search
 
     def _scratch_for(self, num_rows: int, logits: Tensor) -> _Scratch:
         assert logits.stride(1) == 1, "logits must be contiguous along the vocabulary"
@@ -184,66 +193,51 @@ class _Scratch:
         return cls(num_rows, num_blocks, up(num_blocks), up(num_groups), groups, counters, larger)
 
 
-def _search_memory(scratch: _Scratch, capacity: int) -> Search:
-    counters, num_rows = scratch.counters, scratch.num_rows
-    floats = counters.new_empty(3, num_rows, dtype=torch.float32)
-    counts = counters.new_empty(num_rows, scratch.num_blocks, NUM_PROBES)
-    return Search(
-        cut=floats[0],
-        total=floats[1],
-        fits=torch.empty_like(counters),
-        lo=floats[2],
-        counts=counts,
-        masses=counts.new_empty(counts.shape, dtype=torch.float32),
-        list=counts.new_empty(num_rows, capacity, dtype=torch.float32),
-        capacity=capacity,
-    )
-
-
 @dataclass(frozen=True)
 class _Work:
-    """What all launches of a step are given."""
+    """A step: what its launches are given, and the launches, without fused multiply-add (see `features`)."""
 
     scratch: _Scratch
     logits: f.Logits
     rows: f.Rows
     features: f.Features
+    interval: Interval | None
+    draws: f.Column | None
+    chosen: Chosen | None
     num_rows: int
     split: int
     num_warps: int
-    loops: int
-
-    @property
-    def groups(self) -> Groups:
-        return self.scratch.groups
-
-    @property
-    def counters(self) -> Tensor:
-        return self.scratch.counters
+    row_warps: int
 
     @property
     def grid(self) -> tuple[int, int]:
         """Blocks of a row are neighbours, so that rows come to their ends one after the other."""
         return self.scratch.num_blocks, self.num_rows
 
-    def launch_loops(self, kernel: Any, *args: Any, **constants: Any) -> None:
-        """A kernel whose programs read several blocks."""
-        grid = triton.cdiv(self.scratch.num_blocks, self.loops), self.num_rows
-        self._launch(kernel, grid, *args, LOOPS=self.loops, **constants)
-
-    def launch_rows(self, kernel: Any, *args: Any, **constants: Any) -> None:
-        """A kernel with one program to a row."""
-        self._launch(kernel, (1, self.num_rows), *args, **constants)
-
-    def launch(self, kernel: Any, *args: Any, **constants: Any) -> None:
-        self._launch(kernel, self.grid, *args, **constants)
-
-    def _launch(self, kernel: Any, grid: tuple[int, int], *args: Any, **constants: Any) -> None:
-        """Without fused multiply-add: see `features`."""
-        kernel[grid](
-            self.logits, self.rows, self.features, *args, GROUPS=self.split, MAX_GROUPS=self.scratch.max_groups,
-            num_warps=self.num_warps, enable_fp_fusion=False, **constants,
+    def measure(self, *, goes_on: bool = False) -> None:
+        """Best and mass of each group; the rows' tokens as well with goes_on."""
+        group_kernel[self.grid](
+            *self._shared, self.scratch.counters, GROUPS=self.split, MAX_GROUPS=self.scratch.max_groups,
+            GOES_ON=goes_on, num_warps=self.num_warps, enable_fp_fusion=False,
         )  # fmt: skip
+
+    def choose(self) -> None:
+        """Tokens out of groups."""
+        choose_kernel[(self.num_rows,)](
+            *self._shared, MAX_GROUPS=self.scratch.max_groups, num_warps=self.num_warps, enable_fp_fusion=False
+        )
+
+    def settle(self, limits: Limits, search: Search) -> None:
+        """Tokens, or bounds, out of groups and limits."""
+        settle_kernel[(self.num_rows,)](
+            *self._shared, limits, search, GROUPS=ROW_GROUPS, MAX_GROUPS=self.scratch.max_groups,
+            num_warps=self.row_warps, maxnreg=ROW_REGISTERS, enable_fp_fusion=False,
+        )  # fmt: skip
+
+    @property
+    def _shared(self) -> tuple[Any, ...]:
+        groups = self.scratch.groups
+        return self.logits, self.rows, self.features, self.interval, groups, self.draws, self.chosen
 
 
 # ---------------------------------------------------------------------------- operands of stages, as kernels take them
