@@ -91,6 +91,15 @@ def test_draws_follow_softmax_of_the_interval():
     assert set(ids.tolist()) <= set(kept.isfinite().nonzero().flatten().tolist())
 
 
+@pytest.mark.parametrize("vocab", [1, 3, 130])
+def test_an_interval_that_keeps_the_last_token_alone_gives_that_one(vocab):
+    logits = torch.zeros(500, vocab)
+    logits[:, -1] = 1.0
+    lo = torch.full((500,), 1.0)
+    ids = draws(logits, torch.zeros(500, dtype=torch.int64), torch.arange(500), lo, lo)
+    assert set(ids.tolist()) == {vocab - 1}
+
+
 def test_unlikely_tokens_of_a_large_vocabulary_are_drawn_as_often_as_they_should():
     tail, gap, trials = 131_072, 18.0, 4_000
     row = torch.full((tail + GROUP,), -gap)

@@ -18,10 +18,12 @@ def tied_logits(rows, vocab, seed):
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.integers(1, 700), st.integers(0, 10_000))
-def test_best_is_the_first_of_the_largest(vocab, seed):
-    logits = tied_logits(4, vocab, seed)
-    top, ids = best(logits)
+@given(st.integers(1, 700), st.integers(0, 10_000), st.sampled_from([4, 8]))
+def test_best_is_the_first_of_the_largest(vocab, seed, rows):
+    """Of few rows and of many; padding of the last group is no token, though it is no less than the others."""
+    logits = tied_logits(4, vocab, seed) - 9
+    top, ids = best(logits.repeat(rows // 4, 1))
+    top, ids = top[:4], ids[:4]
     assert torch.equal(top, logits.amax(-1))
     assert ids.tolist() == [row.index(max(row)) for row in logits.tolist()]
 
@@ -56,6 +58,11 @@ def test_largest_ids_put_the_lowest_id_first_among_equals(vocab, data):
     logits = tied_logits(3, vocab, vocab)
     expected = [sorted(range(vocab), key=lambda i, row=row: (-row[i], i))[:k] for row in logits.tolist()]
     assert largest_ids(logits, k).tolist() == expected
+
+
+def test_zeros_of_both_signs_are_equals():
+    logits = torch.full((1, 600), -1.0).index_copy(1, torch.tensor([3, 200, 599]), torch.tensor([[-0.0, 0.0, 0.0]]))
+    assert largest_ids(logits, 2).tolist() == [[3, 200]]
 
 
 @pytest.mark.parametrize("vocab", [1, 127, 128, 1000])
