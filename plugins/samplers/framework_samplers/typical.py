@@ -27,6 +27,8 @@ class Typical:
     With c the logit whose surprise is H, the distance of a token is |logit - c|. It grows with the logit above c and
     falls below c, in float32 too, so the tokens within a distance are those between the least and the largest logit
     among them: an interval, which may leave out the best token. Two logits as far above c as below it stay both.
+    Finding the rows that the nearest tokens do not settle reads one flag a row on the host: free on a CPU, a wait
+    elsewhere.
     Source: arXiv 2202.00666, section 4.
     """
 
