@@ -85,6 +85,7 @@ chain = [
 logits, ops = torch.zeros(rows, vocab, dtype=torch.bfloat16), TritonSamplerOps()
 ops.sample(logits, where, chain, (floats, floats))
 ops.sample(logits, where, chain[5:6] + chain[-1:], None)
+TritonSamplerOps(goes_on=False).sample(logits, where, chain[5:6] + chain[-1:], None)
 ops.logprobs(logits, long, 5, is_log=True)
 ops.apply(logits, where, chain[5:6])
 print("compiled")

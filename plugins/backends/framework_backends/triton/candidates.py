@@ -34,8 +34,8 @@ _TILE = tl.constexpr(1024)
 
 @triton.jit
 def note_wanted(groups, search, row, group, best, cut):
-    """Writes down the groups of a row whose best reaches the cut, in their order; returns how many there are."""
-    is_wanted = ((best >= cut) & (group < groups.count)).to(tl.int32)
+    """Writes down the groups of a row that hold a token and reach the cut, in order; returns how many these are."""
+    is_wanted = ((best >= cut) & (best > float("-inf"))).to(tl.int32)
     place = tl.cumsum(is_wanted, 0) - 1
     tl.store(search.wanted + row.to(tl.int64) * groups.count + place, group, mask=is_wanted != 0)
     tl.debug_barrier()

@@ -34,7 +34,8 @@ BLOCK_GROUPS = 32
 """Groups of 128 ids to a program: 32 logits a thread, four loads of 16 bytes in bfloat16."""
 NUM_WARPS = 4
 ROW_GROUPS, ROW_WARPS, ROW_REGISTERS = 16, 8, 128
-"""Of `settle_kernel`, where one program has a row to itself: 16 logits a thread, and two programs fit side by side."""
+"""Of `settle_kernel`, where one program has a row to itself: groups it works on at a time, warps, and the registers of
+a thread with which two programs fit side by side. What does not fit is kept aside outside of its loops."""
 MANY_ROWS, LOOPS = 32, 2
 """The end of a program, where it waits for its stores and counts itself, is as long as the work on one block: batches
 that fill the device many times over draw in a launch of their own, or pay it once for LOOPS blocks of logprobs. Small
@@ -224,7 +225,7 @@ class _Work:
     def choose(self) -> None:
         """Tokens out of groups."""
         choose_kernel[(self.num_rows,)](
-            *self._shared, MAX_GROUPS=self.scratch.max_groups, num_warps=self.num_warps, enable_fp_fusion=False
+            *self._shared, MAX_GROUPS=self.scratch.max_groups, num_warps=self.row_warps, enable_fp_fusion=False
         )
 
     def settle(self, limits: Limits, search: Search) -> None:

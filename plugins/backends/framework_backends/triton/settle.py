@@ -31,8 +31,9 @@ _PARTS = tl.constexpr(16)
 @triton.jit
 def steps_of_value(low, high, skipped):
     """Four bounds that divide low .. high evenly, which suits rows as they are made; skipped 0: the first is low."""
-    base = tl.maximum(low, high - 64.0)
-    step = (high - base) * 0.2
+    ceiling = tl.minimum(high, 3.4028234663852886e38)
+    base = tl.maximum(low, ceiling - 64.0)
+    step = (ceiling - base) * 0.2
     number = skipped.to(tl.float32)
     first = tl.where(skipped == 0, low, base + step * number)
     return first, base + step * (number + 1), base + step * (number + 2), base + step * (number + 3)
@@ -75,7 +76,8 @@ def find_bound(
         is_whole = (count <= search.capacity).to(tl.int32)
     for mass in range(2):
         by_mass = mass != 0
-        if tl.where(by_mass, p < 1.0, k > 0):
+        # A whole list of fewer than k leaves the cut, which is then the floor.
+        if tl.where(by_mass, p < 1.0, (k > 0) & ((is_whole == 0) | (count >= k))):
             # The bound is in low .. high without high; from_low and above are the sums at or above either.
             low = lo
             high = value_of(key_of(tl.where(by_mass & (k == 0), ceiling, top)) + 1)
@@ -168,7 +170,7 @@ def settle_kernel(
             if is_searched:
                 mass = tl.load(groups.mass + at, mask=group < groups.count, other=float("-inf"))
                 mass = tl.exp(mass - top)
-                cut, ceiling, total = cut_of(k, p, floor, floor == incoming, best, mass, groups.count, top)
+                cut, ceiling, total = cut_of(k, p, floor, floor == incoming, best, mass, top)
             num_wanted = note_wanted(groups, search, row, group, best, cut)
             if is_searched:
                 lo = find_bound(

@@ -63,28 +63,26 @@ def floor_of(limits, request, incoming, top):
     return floor
 
 
-_NEAR = tl.constexpr(1024)
-"""Keys between a cut and the best one possible, some 1e-4 of the value: a closer cut spares nothing."""
 _FAR = tl.constexpr(64.0)
 """A token so far below the best one is nothing beside it in float32."""
 _HALVINGS = tl.constexpr(13)
-"""Of _FAR or less, down to 1 % of a mass: as close as is worth it."""
+"""Of _FAR or less, down to 1 % of a probability: as close as is worth it."""
 
 
 @triton.jit
-def kth_best(best, count, k, top):
-    """The k-th largest of the best values [count, the rest -inf] of groups, -inf when there are fewer."""
-    low = key_of(tl.full((), float("-inf"), tl.float32))
-    high = key_of(top)
-    if k > count:
-        high = low
-    while high - low > _NEAR:
-        middle = low + ((high - low + 1) >> 1)
-        is_reached = tl.sum((best >= value_of(middle)).to(tl.int32)) >= k
-        low = tl.where(is_reached, middle, low)
-        high = tl.where(is_reached, high, middle - 1)
-    # The least of what reaches `low`: a row of equal logits then has nothing left to search.
-    return tl.min(tl.where(best >= value_of(low), best, float("inf")))
+def kth_best(best, k, top):
+    """Close to the k-th largest of the best values of groups, and not above it; -inf for one far below the first."""
+    found = tl.full((), float("-inf"), tl.float32)
+    low = top - _FAR
+    step = tl.full((), _FAR, tl.float32)
+    for _ in range(_HALVINGS):
+        step = step * 0.5
+        is_reached = tl.sum((best >= low + step).to(tl.int32)) >= k
+        low = tl.where(is_reached, low + step, low)
+        found = tl.where(is_reached, low, found)
+    # The least that reaches it: a row of equal logits then has nothing left to search.
+    least = tl.min(tl.where(best >= found, best, float("inf")))
+    return tl.where(found == float("-inf"), found, least)
 
 
 @triton.jit
@@ -120,7 +118,7 @@ def mass_possible(best, mass, target, lowest, top):
 
 
 @triton.jit
-def cut_of(k, p, floor, is_known, best, mass, count, top):
+def cut_of(k, p, floor, is_known, best, mass, top):
     """(cut, ceiling, total): the bound of a row with top-k or top-p is in cut .. ceiling.
 
     total: mass of what is kept so far, where the groups tell it (is_known, and no top-k comes first), else -1.
@@ -129,7 +127,7 @@ def cut_of(k, p, floor, is_known, best, mass, count, top):
     ceiling = top
     total = tl.full((), -1.0, tl.float32)
     if k > 0:
-        cut = tl.maximum(floor, kth_best(best, count, k, top))
+        cut = tl.maximum(floor, kth_best(best, k, top))
     elif is_known:
         total = tl.sum(mass)
         # The margins are more than rounding can be: a cut too low or a ceiling too high costs little.
