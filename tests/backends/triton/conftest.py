@@ -203,7 +203,7 @@ def pair(device):
     def make(*names, vocab=700, others=None, mode="raw_logprobs", **words):
         names = names or GUMBEL
         config = SamplerConfig("gumbel", tuple(StageConfig(n, n, {}) for n in names), mode)
-        ops = Counting(block_groups=4, **words)
+        ops = Counting(**{"block_groups": 4, "row_groups": 2} | words)
         sides = [_side(config, _Stages(others or {}), device, vocab, one) for one in (None, ops)]
         return Pair(*sides, device, vocab, ops)
 

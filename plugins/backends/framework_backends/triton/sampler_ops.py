@@ -46,13 +46,14 @@ class TritonSamplerOps:
     """Fused sampling. Scratch memory is taken for the largest batch so far and stays at its address.
 
     block_groups, num_warps  groups of a block, and the warps that work on it
-    row_warps                those of a program that has a row to itself
+    row_groups, row_warps    those of a program that has a row to itself
     loops                    blocks to a program of logprobs, of MANY_ROWS or more rows; one block below
     goes_on                  whether the program of a row that ends last draws its token, or a second launch does; None:
                              the launch for MANY_ROWS or more
     capacity                 of the list of candidates
     None of them changes a result: what is summed in float32 is a group of 128 ids, and a group's sum is made alike by
-    as many threads as there are; only sums that bounds are searched with depend on row_warps, the same for all batches.
+    as many threads as there are. Only sums that bounds are searched with depend on those of a row, for all batches
+    alike.
     """
 
     fuses = (*IN_PLACE, *THRESHOLDS, *SELECT)
@@ -61,12 +62,14 @@ class TritonSamplerOps:
         self,
         block_groups: int = BLOCK_GROUPS,
         num_warps: int = NUM_WARPS,
+        row_groups: int = ROW_GROUPS,
         row_warps: int = ROW_WARPS,
         loops: int = LOOPS,
         goes_on: bool | None = None,
         capacity: int = LIST_CAPACITY,
     ) -> None:
-        self._split, self._num_warps, self._row_warps, self._loops = block_groups, num_warps, row_warps, loops
+        self._split, self._num_warps, self._loops = block_groups, num_warps, loops
+        self._row_groups, self._row_warps = row_groups, row_warps
         self._goes_on, self._capacity = goes_on, capacity
         self._scratch: dict[tuple[torch.device, int], _Scratch] = {}
 
@@ -149,6 +152,7 @@ class TritonSamplerOps:
             num_rows=len(logits),
             split=self._split,
             num_warps=self._num_warps,
+            row_groups=self._row_groups,
             row_warps=self._row_warps,
         )
 
@@ -208,6 +212,7 @@ class _Work:
     num_rows: int
     split: int
     num_warps: int
+    row_groups: int
     row_warps: int
 
     @property
@@ -231,7 +236,7 @@ class _Work:
     def settle(self, limits: Limits, search: Search) -> None:
         """Tokens, or bounds, out of groups and limits."""
         settle_kernel[(self.num_rows,)](
-            *self._shared, limits, search, GROUPS=ROW_GROUPS, MAX_GROUPS=self.scratch.max_groups,
+            *self._shared, limits, search, GROUPS=self.row_groups, MAX_GROUPS=self.scratch.max_groups,
             num_warps=self.row_warps, maxnreg=ROW_REGISTERS, enable_fp_fusion=False,
         )  # fmt: skip
 
