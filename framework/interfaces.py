@@ -544,13 +544,13 @@ FusedChain = Sequence[tuple[str, Mapping[str, Any]]]
 @dataclass(frozen=True)
 class FusedChoice:
     """[L] each: id int64, in range; the same or -1 for a row without a finite choice; float32 largest processed logit,
-    that of the id, and for rows that draw the log of the sum of exponentials of what was kept."""
+    that of the id, and for rows that draw the log of the sum of exponentials of what was kept, where it was made."""
 
     ids: Tensor
     told: Tensor
     top: Tensor
     value: Tensor
-    log_sum: Tensor
+    log_sum: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -581,8 +581,8 @@ class SamplerOps(Protocol):
     min_p      log_min_p [rows]; top_k: k [rows], 0 for off; top_p: top_p [rows], 1 for off
     draw       draws [rows], not 0 for rows that draw, the others being greedy; argmax: nothing
 
-    Logits [L, V] are of any float dtype and stay as they are. Nothing waits for the device, and every shape follows
-    from those of the arguments, so that a step can be captured.
+    Logits [L, V] are of any float dtype and stay as they are; a factor is positive. Nothing waits for the device, and
+    on one that captures steps every shape follows from those of the arguments.
     """
 
     fuses: tuple[str, ...]

@@ -29,7 +29,7 @@ KEY_STEP = 0x9E3779B9
 ID_FACTOR = 0x9E3779B1
 SEED_STEP = 0x9E3779B97F4A7C15
 
-Ints = TypeVar("Ints", int, "NDArray[np.int64]", "Tensor")
+Ints = TypeVar("Ints", int, "NDArray[Any]", "Tensor")
 
 
 def fmix32(h: Ints) -> Ints:
@@ -69,6 +69,15 @@ def row_keys(seed: Tensor, position: Tensor, stream: int) -> Tensor:
     return (fmix32(h) + KEY_STEP) & MASK32
 
 
+def row_keys_np(seed: NDArray[np.int64], position: NDArray[np.int64], stream: int) -> NDArray[np.uint32]:
+    """`row_keys` in numpy: arrays of 32-bit words wrap by themselves, which every function here may be given."""
+    h: Any = np.array(KEY_STARTS, np.uint32)[:, None]
+    for word in (seed, seed >> 32, position):
+        h = _absorb(h, word.astype(np.uint32))
+    keys: NDArray[np.uint32] = _absorb(h, np.array([stream * 2, stream * 2 + 1], np.uint32)[:, None, None])
+    return keys
+
+
 def random_bits(key: tuple[Ints, Ints], ids: Ints) -> Ints:
     """32 random bits for each id under a row's key; shapes broadcast."""
     first, second = key
@@ -85,7 +94,7 @@ def gumbel(bits: Tensor) -> Tensor:
     return u.neg_().log1p_().neg_().log_().neg_().float()
 
 
-def gumbel_np(bits: NDArray[np.int64] | int) -> NDArray[np.float32]:
+def gumbel_np(bits: NDArray[np.integer[Any]] | int) -> NDArray[np.float32]:
     """`gumbel` in numpy: the reference for other devices."""
     u = (np.asarray(bits, dtype=np.float64) + 0.5) * 2.0**-32
     noise: NDArray[np.float32] = (-np.log(-np.log1p(-u))).astype(np.float32)

@@ -15,10 +15,21 @@ from torch import Tensor
 
 from framework.batch import StepOutput
 from framework.errors import ConfigError, did_you_mean
-from framework.interfaces import BackendContext, Bucket, Capabilities, KVSpec, LayerOps, Linear, StepFuture, StepOps
+from framework.interfaces import (
+    BackendContext,
+    Bucket,
+    Capabilities,
+    KVSpec,
+    LayerOps,
+    Linear,
+    SamplerOps,
+    StepFuture,
+    StepOps,
+)
 from framework_backends.cpu_layer_ops import CpuLayerOps, InvariantLayerOps
 from framework_backends.cpu_linear import LinearPacker
 from framework_backends.cpu_memory import free_bytes, keep_freed_memory, kv_bytes, lazy_zeros, prefer_huge_pages
+from framework_backends.cpu_sampler_ops import CpuSamplerOps
 from framework_backends.cpu_step_ops import CpuStepOps
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -37,6 +48,7 @@ class CpuBackend:
         self.dtype = choose_dtype(ctx.dtype)
         self.caps = Capabilities(keeps=frozenset({"batch_invariant", "deterministic"}))
         self.step_ops: StepOps = CpuStepOps()
+        self.sampler_ops: SamplerOps = CpuSamplerOps()
         self.layer_ops: LayerOps = InvariantLayerOps() if ctx.batch_invariant else CpuLayerOps()
         self._packer = LinearPacker(ctx.batch_invariant)
         if keep_freed_memory():

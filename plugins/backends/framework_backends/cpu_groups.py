@@ -1,0 +1,160 @@
+"""Rows of logits in groups of 128 ids, as the host's sampler reads them: the best of every group, the rest on demand.
+
+The best tokens of groups say which few groups anything else has to look at: a pass over a vocabulary is made once. On a
+host shapes may follow from values, and arrays as small as one number a group are numpy's. Floats are those of
+`framework.sampling.groups`, made by the same torch operations in the same order. `cpu_sampler_ops` calls in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from framework.sampling.groups import BLOCK, GROUP
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    Floats = NDArray[np.float32]
+    Places = NDArray[np.int64]
+
+_SAMPLE = 16
+"""One id of so many is looked at in order to guess a value that about so many tokens reach."""
+
+
+class Groups:
+    """Rows of logits [L, V] of any float dtype, each times its factor (a positive float32 [L], None for 1).
+
+    A flat place is row * num_groups + group; tokens are float32. Ids behind the vocabulary hold -inf.
+    best  [L, num_groups] float32 largest of each group; top [L] of each row; NaN where there is one
+    mass  [L, num_groups] float32 sums of exp(token - top), None unless asked for: `with_mass`
+    """
+
+    def __init__(self, logits: Tensor, factor: Floats | None = None, *, with_mass: bool = False) -> None:
+        missing = -logits.shape[1] % GROUP
+        if missing:
+            logits = functional.pad(logits, (0, missing), value=-torch.inf)
+        self.num_rows, self.num_groups = len(logits), logits.shape[1] // GROUP
+        self._tokens, self._factor = logits.reshape(-1, GROUP), factor
+        best = torch.empty(self.num_rows, self.num_groups)
+        mass = torch.empty_like(best) if with_mass else None
+        for rows in self._row_blocks():
+            self._measure(rows, best[rows], None if mass is None else mass[rows])
+        self.best: Floats = best.numpy()
+        self.mass: Floats | None = None if mass is None else mass.numpy()
+        self.top: Floats = self.best.max(1)
+
+    def _row_blocks(self) -> Iterator[slice]:
+        step = max(1, BLOCK // (self.num_groups * GROUP))
+        return (slice(at, min(at + step, self.num_rows)) for at in range(0, self.num_rows, step))
+
+    def _measure(self, rows: slice, best: Tensor, mass: Tensor | None) -> None:
+        tokens = self._tokens[rows.start * self.num_groups : rows.stop * self.num_groups].float()
+        torch.amax(tokens.view(len(best), self.num_groups, GROUP), -1, out=best)
+        factor = None if self._factor is None else torch.from_numpy(self._factor[rows]).unsqueeze(1)
+        if factor is not None:
+            best.mul_(factor)  # of a positive factor, the largest product is that of the largest
+        if mass is None:
+            return
+        whole = tokens.view(len(best), -1)
+        top = best.amax(1, keepdim=True)
+        weights = whole - top if factor is None else (whole * factor).sub_(top)
+        torch.sum(weights.exp_().view(len(best), self.num_groups, GROUP), -1, out=mass)
+
+    def tokens(self, flat: Places) -> Tensor:
+        """[n, 128] tokens of the groups at flat places; nobody else's memory."""
+        tokens = self._tokens.index_select(0, torch.from_numpy(flat)).float()
+        if self._factor is not None:
+            tokens.mul_(torch.from_numpy(self._factor[flat // self.num_groups]).unsqueeze(1))
+        return tokens
+
+    def value(self, ids: Places) -> Floats:
+        """[L] token of each row's id."""
+        place = torch.from_numpy(np.arange(self.num_rows) * (self.num_groups * GROUP) + ids)
+        value: Floats = self._tokens.view(-1).index_select(0, place).float().numpy()
+        return value if self._factor is None else value * self._factor
+
+    def best_ids(self) -> Places:
+        """[L] id of each row's best token, the lowest on ties; some id in range where there is NaN."""
+        group = self.best.argmax(1)
+        tokens = self.tokens(np.arange(self.num_rows) * self.num_groups + group).numpy()
+        ids: Places = group * GROUP + tokens.argmax(1)
+        return ids
+
+    def first_ids(self, k: int) -> tuple[Places, Floats]:
+        """([L, k] ids of the best tokens, the lowest id first among equals, those tokens). Of a row with NaN they mean
+        nothing, and ids stay in range."""
+        rows, bound = np.arange(self.num_rows), np.full(self.num_rows, -np.inf, np.float32)
+        if k <= self.num_groups:
+            bound = np.sort(self.best, axis=1)[:, max(0, self.num_groups - max(k, 1))]
+        place, ids, tokens = self.reaching(rows, bound)
+        ids, tokens = _listed(self.num_rows, place, ids, 0, k), _listed(self.num_rows, place, -tokens, np.inf, k)
+        order = tokens.argsort(1, kind="stable")[:, :k]  # ids rise: among equals, those behind the vocabulary are last
+        return np.take_along_axis(ids, order, 1), -np.take_along_axis(tokens, order, 1)
+
+    def mass_of(self, flat: Places, lo: Floats | None) -> Floats:
+        """[n] float32 sums of exp(token - top) over the tokens at flat places that are at least lo [L] of their row."""
+        mass = torch.empty(len(flat))
+        for at in range(0, len(flat), BLOCK // GROUP):
+            part = flat[at : at + BLOCK // GROUP]
+            row, tokens = part // self.num_groups, self.tokens(part)
+            weights = (tokens - torch.from_numpy(self.top[row]).unsqueeze(1)).exp_()
+            if lo is not None:
+                weights.mul_(torch.ge(tokens, torch.from_numpy(lo[row]).unsqueeze(1), out=tokens))
+            torch.sum(weights, -1, out=mass[at : at + len(part)])
+        return mass.numpy()
+
+    def reaching(self, rows: Places, bound: Floats, *, strictly: bool = False) -> tuple[Places, Places, Floats]:
+        """(place in `rows`, id, token) of every token that is at least, or more than, bound [n] of its row; in the
+        order of rows and ids."""
+        reaches = np.greater if strictly else np.greater_equal
+        group = np.flatnonzero(reaches(self.best[rows], bound[:, None]))
+        place = group // self.num_groups
+        tokens = self.tokens(group + (rows[place] - place) * self.num_groups).numpy()
+        found = np.flatnonzero(reaches(tokens, bound[place, None]))
+        at = found // GROUP
+        return place[at], group[at] % self.num_groups * GROUP + found % GROUP, tokens.reshape(-1)[found]
+
+    def falling(self, rows: Places, count: NDArray[np.int64]) -> Floats:
+        """[n, m] tokens of `rows`, the best first: at least count [n] of each row if it has so many, among them all
+        that equal the last; behind them -inf."""
+        bound = self._reached_by(rows, count)
+        place, _, tokens = self.reaching(rows, bound)
+        short = np.flatnonzero((np.bincount(place, minlength=len(rows)) < count) & (bound > -np.inf))
+        if len(short):
+            bound[short] = -np.inf
+            place, _, tokens = self.reaching(rows, bound)
+        listed = _listed(len(rows), place, -tokens, np.inf)
+        listed.sort(axis=1)
+        return np.negative(listed, out=listed)
+
+    def _reached_by(self, rows: Places, count: NDArray[np.int64]) -> Floats:
+        """[n] value that `count` tokens of each row reach: at least so many for a few, about that for more."""
+        bound = np.full(len(rows), -np.inf, np.float32)
+        few = np.flatnonzero(count * 2 <= self.num_groups)
+        if len(few):
+            best = np.sort(self.best[rows[few]], axis=1)
+            bound[few] = best[np.arange(len(few)), self.num_groups - count[few]]
+        rank = count // _SAMPLE * 5 // 4 + 8
+        for place in np.flatnonzero((count * 2 > self.num_groups) & (rank * _SAMPLE < self.num_groups * GROUP)):
+            sample = np.sort(self._sample(rows[place]))
+            bound[place] = sample[len(sample) - rank[place]]
+        return bound
+
+    def _sample(self, row: int) -> Floats:
+        tokens = self._tokens[row * self.num_groups : (row + 1) * self.num_groups, ::_SAMPLE].float().numpy()
+        return tokens.reshape(-1) if self._factor is None else tokens.reshape(-1) * self._factor[row]
+
+
+def _listed(num_rows: int, place: Places, values: NDArray[Any], fill: float, width: int = 1) -> NDArray[Any]:
+    """[num_rows, m] values of each place in their order, completed with `fill`. place [n] rises; m >= width."""
+    counts = np.bincount(place, minlength=num_rows)
+    column = np.arange(len(place)) - (np.cumsum(counts) - counts)[place]
+    listed = np.full((num_rows, max(width, int(counts.max(initial=0)))), fill, values.dtype)
+    listed[place, column] = values
+    return listed
