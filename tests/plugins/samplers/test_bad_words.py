@@ -101,6 +101,12 @@ def test_word_is_found_behind_something_where_the_tokenizer_puts_a_space_before_
     }  # as a text of its own or behind a space; with a space before it; behind a bracket
 
 
+def test_a_spelling_that_merges_with_what_stands_before_it_is_left_out():
+    """A word behind a line break is one token with it here: nothing can be cut out of the text."""
+    merging = {"fox": [4], " fox": [9, 4], "\n": [7], "\nfox": [8], "\n fox": [7, 9, 4]}
+    assert set(spellings("fox", merging.__getitem__)) == {(4,), (9, 4)}
+
+
 def test_more_tokens_than_a_row_holds_are_refused(driven):
     stage = driven(BadWords, VOCAB).stage
     stage.validate(words([1] * MAX_TOKENS))

@@ -79,6 +79,8 @@ def test_texts_are_protected_by_the_token_that_completes_them():
     assert torch.equal(
         cut([params()], logits, protected=["\n"], encode=lambda text: [2] * (len(text) - 1) + [0]), logits
     )
+    of_a_first_word = cut([params()], logits, protected=["\n"], encode=lambda text: [2] if text == "\n" else [2, 0])
+    assert torch.equal(of_a_first_word, logits)
     without_tokenizer = cut([params()], logits, protected=["\n"])
     assert without_tokenizer.isfinite().tolist() == [[False, False, True]]
 
