@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from framework_grammars.regex_words import objections as objections_to_pattern
+
 _PASSED_OVER = (
     "not", "if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired", "dependentSchemas",
     "dependencies", "$dynamicRef", "$recursiveRef",
@@ -25,6 +27,11 @@ _OF_A_TYPE = {
 }  # fmt: skip
 _ALONE = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 """Words beside which the library reads no other."""
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_FORMATS = (
+    "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "uri-reference",
+    "uri-template", "json-pointer", "relative-json-pointer",
+)  # fmt: skip
 _ASSERTIONS = {"type", *_ALONE, *(word for words in _OF_A_TYPE.values() for word in words)}
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -39,12 +46,36 @@ MAX_DEPTH = 100
 
 def refuse_ignored(schema: Any) -> None:
     """ValueError for the first part of the schema that would be passed over, with its place, and for too deep ones."""
-    for path, node in _schemas(schema, "#"):
+    for path, node in schemas(schema):
         for objection in _objections(node):
             raise ValueError(f"at {path}: {objection}. {_WAY_OUT}")
 
 
-def _schemas(node: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def refuse_ignored_in_tags(tag: Any) -> None:
+    """`refuse_ignored` of the schemas and expressions that are the content of a structural tag."""
+    for node in _inside(tag):
+        if isinstance(node, Mapping) and node.get("type") == "json_schema":
+            refuse_ignored(node.get("json_schema"))
+        elif isinstance(node, Mapping) and node.get("type") == "regex":
+            refuse_misread(node.get("pattern"))
+
+
+def refuse_misread(pattern: Any) -> None:
+    """ValueError for the first part of an expression that would be read otherwise than it is written."""
+    if isinstance(pattern, str):
+        for objection in objections_to_pattern(pattern, in_json=False):
+            raise ValueError(f"{objection}. {_WAY_OUT}")
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    """The value, and all that it holds, at any depth."""
+    rest = [value]
+    while rest:
+        yield (one := rest.pop())
+        rest += one.values() if isinstance(one, Mapping) else _list(one)
+
+
+def schemas(node: Any, path: str = "#", depth: int = 0) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(place, schema) of each schema inside of `node`: values of `const`, `enum` and `default` are none."""
     if not isinstance(node, Mapping):
         return
@@ -53,18 +84,21 @@ def _schemas(node: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Mappin
     yield path, node
     for word in _NAMED:
         for name, inner in _items(node.get(word)):
-            yield from _schemas(inner, f"{path}/{word}/{name}", depth + 1)
+            yield from schemas(inner, f"{path}/{word}/{name}", depth + 1)
     for word in _LISTED:
         for index, inner in enumerate(_list(node.get(word))):
-            yield from _schemas(inner, f"{path}/{word}/{index}", depth + 1)
+            yield from schemas(inner, f"{path}/{word}/{index}", depth + 1)
     for word in _SINGLE:
-        yield from _schemas(node.get(word), f"{path}/{word}", depth + 1)
+        yield from schemas(node.get(word), f"{path}/{word}", depth + 1)
 
 
 def _objections(node: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"'{word}' is not read by xgrammar" for word in _PASSED_OVER if word in node)
+    yield from (f"'{word}' is empty" for word in ("type", *_LISTED[:3]) if node.get(word) == [])
     yield from _beside(node)
     yield from _of_types(node)
+    yield from _of_strings(node)
+    yield from _of_values(node)
     yield from _of_objects(node)
     if node.get("uniqueItems"):
         yield "'uniqueItems' is not read by xgrammar"
@@ -88,6 +122,7 @@ def _beside(node: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_types(node: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"{word}={node[word]} is below 0" for word in _COUNTS if _is_below_0(node.get(word)))
     if "type" not in node:
         bare = [word for kind in ("string", "number") for word in _OF_A_TYPE[kind] if word in node]
         yield from (f"'{word}' without a 'type' is not read by xgrammar" for word in bare)
@@ -97,6 +132,24 @@ def _of_types(node: Mapping[str, Any]) -> Iterator[str]:
         yield "of 'pattern', 'format' and lengths xgrammar reads one only"
     if "multipleOf" in node and not (_types(node) == {"integer"} and isinstance(node["multipleOf"], int)):
         yield "'multipleOf' is read of integers only, by xgrammar"
+
+
+def _is_below_0(value: Any) -> bool:
+    return isinstance(value, int | float) and value < 0
+
+
+def _of_strings(node: Mapping[str, Any]) -> Iterator[str]:
+    if _types(node) & {"string"} and "format" in node and node["format"] not in _FORMATS:
+        yield f"format={node['format']!r} is not read by xgrammar, which reads {', '.join(_FORMATS)}"
+    for pattern in (node.get("pattern"), *dict(_items(node.get("patternProperties")))):
+        if isinstance(pattern, str):
+            yield from (f"pattern {pattern!r}: {one}" for one in objections_to_pattern(pattern, in_json=True))
+
+
+def _of_values(node: Mapping[str, Any]) -> Iterator[str]:
+    for value in _inside([node.get("const"), node.get("enum")]):
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            yield f"{value} is read as a number with less digits by xgrammar"
 
 
 def _of_objects(node: Mapping[str, Any]) -> Iterator[str]:

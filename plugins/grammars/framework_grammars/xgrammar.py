@@ -16,7 +16,7 @@ import numpy as np
 
 from framework.interfaces import CompiledGrammar, GrammarContext, GrammarSpec
 from framework_grammars.rollback import check_rollback
-from framework_grammars.schema_words import refuse_ignored
+from framework_grammars.schema_words import refuse_ignored, refuse_ignored_in_tags, refuse_misread
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 _SOURCE = re.compile(r"^\[[\d:]+\] \S+?:\d+: (?:Check failed: .*? is false: )?")
 """How the library's messages begin: time, file and condition, which help no caller."""
+_COUNTED, _COUNTED_OF_JSON = r"_characters ::= (([^\"\\\r\n]))", r"_characters ::= (([^\"\\\0-\x1f]))"
+"""The rule for the characters of a string whose length counts: the library's, which lets control characters through,
+and that of JSON."""
+_WITH_SCHEMA = ("json", "structural_tag")
 
 
 class XGrammar:
@@ -53,8 +57,19 @@ class XGrammar:
         """The library's own form of the constraint. ValueError with its reason."""
         if spec.kind == "json":
             refuse_ignored(json.loads(spec.text))
+        elif spec.kind == "structural_tag":
+            refuse_ignored_in_tags(json.loads(spec.text))
+        elif spec.kind == "regex":
+            refuse_misread(spec.text)
         with _reasons():
-            return self._parse(spec)
+            return self._without_controls(self._parse(spec)) if spec.kind in _WITH_SCHEMA else self._parse(spec)
+
+    def _without_controls(self, parsed: Any) -> Any:
+        """The grammar, with no character in strings of JSON that JSON forbids there."""
+        text = str(parsed)
+        if _COUNTED not in text:
+            return parsed
+        return self._xgrammar.Grammar.from_ebnf(legible(text).replace(_COUNTED, _COUNTED_OF_JSON))
 
     def _parse(self, spec: GrammarSpec) -> Any:
         grammar, text = self._xgrammar.Grammar, spec.text
@@ -75,6 +90,11 @@ class XGrammar:
         return self._xgrammar.Grammar.from_json_schema(
             schema, any_whitespace=self._options.any_whitespace, strict_mode=strict
         )
+
+
+def legible(printed: str) -> str:
+    """A grammar as the library prints it, so that it reads the same again: in `\\xdfe` it takes the e for a digit."""
+    return re.sub(r"\\(?:\\|x([0-9a-f]{2}))", lambda m: rf"\u00{m[1]}" if m[1] else m[0], printed)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pytest
 from framework.interfaces import Grammar, GrammarSpec
 from framework_grammars.llguidance import LLGuidance
 from framework_grammars.options import LLGuidanceOptions, XGrammarOptions
-from framework_grammars.xgrammar import XGrammar
+from framework_grammars.xgrammar import XGrammar, legible
 
 from .automata import Automaton, context, mask_of
 
@@ -217,7 +217,55 @@ def test_grammar_without_any_text_breaks_with_one_line(name, grammar):
             mask_of(matcher, CTX.vocab_size)
 
 
-def test_reason_that_comes_with_the_compilation_names_no_source_file():
-    spec = GrammarSpec("json", '{"type": "string", "minLength": -1}')
-    with pytest.raises(ValueError, match=r"^Invalid repetition"):
-        made("xgrammar").compile(spec)
+@pytest.mark.parametrize("word", ["minLength", "maxLength", "minItems", "maxProperties"])
+def test_count_below_0_is_refused(grammar, word):
+    kind = {"L": "string", "I": "array", "P": "object"}[word[3]]
+    with pytest.raises(ValueError, match=f"{word}.*-1|-1.*{word}|{word}"):
+        grammar.check(GrammarSpec("json", json.dumps({"type": kind, word: -1})))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"type": "string", "maxLength": 2}, {"type": "object", "propertyNames": {"type": "string", "maxLength": 2}},
+     {"anyOf": [{"type": "string", "minLength": 1}, {"const": "\u00fc\\"}]}],
+)  # fmt: skip
+def test_string_whose_length_counts_holds_no_character_that_json_forbids(schema):
+    matcher = matcher_of(made("xgrammar"), "json", json.dumps(schema))
+    assert matcher.accept(b'{"' if schema.get("type") == "object" else b'"')
+    assert mask_of(matcher, CTX.vocab_size).isdisjoint(range(32))
+    assert {ord("a"), 0x7F, 0xC3} <= mask_of(matcher, CTX.vocab_size)
+
+
+def test_string_of_a_structural_tag_holds_no_character_that_json_forbids():
+    content = {"type": "json_schema", "json_schema": {"type": "string", "maxLength": 4}}
+    tag = {"format": {**TAG, "tags": [{"begin": "<f>", "content": content, "end": "</f>"}]}}
+    matcher = matcher_of(made("xgrammar"), "structural_tag", json.dumps(tag))
+    assert matcher.accept(b'so\t\n <f>"') and mask_of(matcher, CTX.vocab_size).isdisjoint(range(32))
+    assert matcher.accept(b'ab"</f>') and 9 in mask_of(matcher, CTX.vocab_size)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gr\u00f6\u00dfe",
+        "\u007fa",
+        "\u0080a",
+        "\u0100a",
+        "\U00010000f",
+        "\\\\xdfe",
+        '"e',
+        "\n1",
+        "\u0001e",
+        "-]^[",
+        "\ufeffa",
+    ],
+)
+def test_grammar_that_xgrammar_prints_is_read_the_same(name):
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "string", "pattern": f"^[{name[-1]}-\u00ff]\u00dfe$"}, "n": {"enum": [name]}},
+    }
+    schema["properties"]["s"] = {"type": "string", "format": "email"}
+    library = made("xgrammar")._xgrammar.Grammar
+    printed = str(library.from_json_schema(json.dumps(schema)))
+    assert str(library.from_ebnf(legible(printed))) == printed

@@ -7,7 +7,7 @@ from jsonschema import Draft202012Validator
 
 from framework.interfaces import GrammarSpec
 from framework_grammars.options import XGrammarOptions
-from framework_grammars.schema_words import refuse_ignored
+from framework_grammars.schema_words import _FORMATS, refuse_ignored, refuse_ignored_in_tags
 from framework_grammars.xgrammar import XGrammar
 
 from .automata import context
@@ -42,6 +42,13 @@ IGNORED = [  # a schema, a text that it forbids and that the library lets throug
     ({"minimum": 3}, "1", "'minimum' without a 'type'"),
     ({**OBJECT, "propertyNames": {"pattern": "^b"}}, '{"a": 1}', "propertyNames"),
     ({**OBJECT, "patternProperties": {"^a": {"type": "integer", "maximum": 6}}}, '{"a": 7}', "patternProperties"),
+    ({"type": []}, "1", "'type' is empty"),
+    ({"const": 10**25}, "1e+25", "less digits"),
+    ({"enum": [0, {"a": [2**63 + 1]}]}, '{"a":[9.223372036854776e+18]}', "less digits"),
+    ({"type": "string", "pattern": "^(?!b)[ab]$"}, '"b"', r"'\(\?!' \(looking around\)"),
+    ({"type": "string", "pattern": "^a$b$"}, '"ab"', "in the middle"),
+    ({"type": "object", "patternProperties": {"^a(?=c)": {"type": "null"}}, "additionalProperties": False},
+     '{"a": null}', "looking around"),
 ]  # fmt: skip
 KEPT = [
     ({"enum": ["a", "b"], "type": "string"}, '"a"'),
@@ -84,10 +91,64 @@ def test_part_that_the_library_passes_over_is_refused(library, schema, text, wor
         refuse_ignored({"type": "object", "properties": {"in": {"type": "array", "items": schema}}})
 
 
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [('^"$', '"\""'), (r"^\\$", '"\\"'), (r"^a\n$", '"a\n"'), (r"^\x09$", '"\t"'),
+     (r"^\u0001$", '"\x01"'), ("^\t$", '"\t"')],
+)  # fmt: skip
+def test_pattern_whose_characters_the_library_does_not_spell_as_json_does_is_refused(library, pattern, text):
+    schema = {"type": "string", "pattern": pattern}
+    assert library(schema, text)
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(text)
+    with pytest.raises(ValueError, match=r"JSON spells with a backslash, which xgrammar does not"):
+        refuse_ignored(schema)
+
+
+@pytest.mark.parametrize("pattern", ["^.$", "^[^a]$", r"^\S$", r"^\W$", r"^\D$", r"^\s$", r'^["\\\n\t]?$', r"^[\s\S]$"])
+def test_pattern_of_many_characters_keeps_to_those_that_json_does_not_escape(library, pattern):
+    schema = {"type": "string", "pattern": pattern}
+    refuse_ignored(schema)
+    assert not any(library(schema, f'"{c}"') for c in '"\\\n\t\x01')
+
+
+@pytest.mark.parametrize("name", ["regex", "iri", "idn-email", "password"])
+def test_format_that_the_library_passes_over_is_refused_and_of_numbers_it_means_nothing(library, name):
+    schema = {"type": "string", "format": name}
+    assert library(schema, '"\u00fc~ ["')
+    with pytest.raises(ValueError, match=rf"format='{name}' is not read by xgrammar, which reads date, "):
+        refuse_ignored(schema)
+    refuse_ignored({"type": "number", "format": name})
+
+
+@pytest.mark.parametrize("name", _FORMATS)
+def test_format_that_is_not_refused_is_read(library, name):
+    assert not library({"type": "string", "format": name}, '"\u00fc~ ["')
+    refuse_ignored({"type": "string", "format": name})
+
+
+def test_schemas_and_expressions_of_structural_tags_are_looked_at_too():
+    def tag(**content):
+        return {"format": {"type": "triggered_tags", "triggers": ["<"], "tags": [{"begin": "<f>", "content": content}]}}
+
+    refuse_ignored_in_tags(tag(type="json_schema", json_schema={"type": "integer"}))
+    with pytest.raises(ValueError, match="'uniqueItems' is not read"):
+        refuse_ignored_in_tags(tag(type="json_schema", json_schema={"type": "array", "uniqueItems": True}))
+    with pytest.raises(ValueError, match="in the middle"):
+        refuse_ignored_in_tags(tag(type="regex", pattern="a^b"))
+
+
 @pytest.mark.parametrize(("schema", "text"), KEPT)
 def test_schema_that_the_library_keeps_to_is_not_refused(library, schema, text):
     assert library(schema, text) and Draft202012Validator(schema).is_valid(json.loads(text))
     refuse_ignored(schema)
+
+
+@pytest.mark.parametrize("word", ["anyOf", "oneOf", "allOf"])
+def test_choice_of_no_schemas_is_refused(library, word):
+    assert word == "allOf" or library({word: []}, "")
+    with pytest.raises(ValueError, match=f"'{word}' is empty"):
+        refuse_ignored({word: []})
 
 
 def test_other_documents_are_refused():
