@@ -17,6 +17,8 @@ from framework.testing.crafted import save_crafted
 from framework.testing.stage_bench import VOCAB_SIZE
 
 MAX_MODEL_LEN = 64
+OFTEN = slice(5, 13)
+"""Tokens that come again and again, so that what a stage knows of the text before matters."""
 
 
 def save_byte_model(folder: Path, eos_token_ids: Sequence[int] = ()) -> Path:
@@ -24,6 +26,7 @@ def save_byte_model(folder: Path, eos_token_ids: Sequence[int] = ()) -> Path:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     table = torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=torch.Generator().manual_seed(11)) * 2.5
+    table[:, OFTEN] += 4.0
     save_crafted(folder, table, eos_token_id=list(eos_token_ids) or None, max_len=MAX_MODEL_LEN)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))

@@ -6,9 +6,10 @@ the tests of stages drive a `StageBench`, or build a context and rows by hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -124,6 +125,10 @@ def new_request(
     return NewRequest(req_idx, f"request-{req_idx}", tokens, len(PROMPT), num_computed_tokens, params, seed)
 
 
+def same_request(one: NewRequest, other: NewRequest) -> bool:
+    return all(np.array_equal(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
+
+
 def make_rows(
     req_idx: Sequence[int],
     seeds: Sequence[int] | None = None,
@@ -233,19 +238,29 @@ class StageBench:
         self.stage.commit(rows, taken, torch.ones(count, dtype=torch.int32, device=self.device))
 
     def run(self, logits: Tensor, rows: Rows, narrow: bool = False) -> Tensor:
-        """What the stage makes of the rows, one result a row; arguments are copied first."""
+        """What the stage makes of the rows, one result a row; of an observer a digest of what it tells each row."""
+        result = self.call(logits, rows, narrow)
+        if self.spec.kind != "observe":
+            return result if isinstance(result, Tensor) else torch.stack(result, 1)
+        told = self.stage.collect(result)
+        return torch.tensor([digest(one) for one in told] if self.spec.tells_requests else [0] * len(logits))
+
+    def call(self, logits: Tensor, rows: Rows, narrow: bool = False) -> Any:
+        """Calls the stage's own method, after which `logits` are as before: changed logits, a pair, ids, a payload."""
         logits = logits.clone()
         if self.spec.kind in ("mask", "elementwise"):
             self.stage.apply(logits, rows)
             return logits
+        if self.spec.kind == "observe":
+            return self.stage.observe(logits, logits, rows, best(logits)[1])
         lo, hi = narrow_interval(logits) if narrow else open_interval(len(logits), logits.device)
-        if self.spec.kind == "threshold":
-            return torch.stack(self.stage.bounds(logits, rows, lo, hi), 1)
-        if self.spec.kind == "select":
-            chosen: Tensor = self.stage.select(logits, rows, lo, hi)
-            return chosen
-        self.stage.observe(logits, logits, rows, best(logits)[1])
-        return logits
+        return (self.stage.bounds if self.spec.kind == "threshold" else self.stage.select)(logits, rows, lo, hi)
+
+    def rows_of(self, field: str, req_idx: Tensor) -> Tensor:
+        """What a field holds for these rows on the device."""
+        column = self.ctx.column(field)
+        values: Tensor = column.dev[column.slot[req_idx].long() if isinstance(column, HostPool) else req_idx]
+        return values
 
     def step(self, req_idx: Sequence[int], logits: Tensor, tokens: Sequence[int]) -> Tensor:
         """A step of these rows in this order, each of which takes its token; the results, one a row."""
@@ -295,6 +310,42 @@ class StageBench:
         line = torch.randint(VOCAB_SIZE, (MAX_LEN,), generator=self._nonsense, dtype=torch.int32)
         line[: len(known)] = torch.tensor(known, dtype=torch.int32)
         self.ctx.token_ids[req_idx] = line.to(self.device)
+
+
+def filled(case: StageCase) -> tuple[StageBench, list[int], list[int]]:
+    """(bench, table rows that want the stage, rows that do not), mixed over rows 1 to 8."""
+    bench = StageBench(case)
+    wanting, plain = [1, 3, 4, 6, 8], [2, 5, 7]
+    for place, row in enumerate(wanting):
+        bench.add(row, case.wanting[place % len(case.wanting)])
+    others = case.plain or case.wanting  # every request uses the select stage of a greedy pipeline
+    for place, row in enumerate(plain):
+        bench.add(row, others[place % len(others)])
+    return bench, wanting, plain
+
+
+def beginning(req_idx: Sequence[int]) -> Rows:
+    """Rows that draw the first token behind their prompt."""
+    return make_rows(req_idx, positions=[len(PROMPT)] * len(req_idx))
+
+
+def digest(value: Any) -> int:
+    """A number that is equal for equal values, bit for bit: of what an observer tells a request."""
+    return crc32(_spelt(value))
+
+
+def _spelt(value: Any) -> bytes:
+    if isinstance(value, Tensor):
+        value = value.cpu().numpy()
+    if isinstance(value, np.ndarray):
+        return repr((value.dtype, value.shape)).encode() + value.tobytes()
+    if isinstance(value, Mapping):
+        return b"{" + b",".join(_spelt(key) + b":" + _spelt(value[key]) for key in value) + b"}"
+    if isinstance(value, list | tuple):
+        return b"[" + b",".join(map(_spelt, value)) + b"]"
+    if is_dataclass(value):
+        return _spelt([getattr(value, one.name) for one in fields(value)])
+    return repr(value).encode()
 
 
 def encode_words(text: str) -> list[int]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from framework.request import SamplingParams
+from framework.sampling.interval import open_interval
 from framework.testing.checking import Skipped
 from framework.testing.stage_bench import NUM_ROWS, VOCAB_SIZE, StageBench, StageCase, same
 
@@ -77,6 +78,24 @@ def _first_difference(one: Tensor, other: Tensor) -> int | None:
 def _assert_equal(case: StageCase, one: Tensor, other: Tensor, what: str, first: int = 0) -> None:
     step = _first_difference(one, other)
     assert step is None, f"{case.name}: {what}; they part at token {first + step} of the output"
+
+
+def check_it_acts_on_who_wants_it(case: StageCase) -> None:
+    """Somewhere in the requests that want it a stage changes something; a result that is thrown away is found here."""
+    kind, params = case.target.spec.kind, case.target.spec.params
+    if kind in ("select", "observe"):
+        raise Skipped(f"a stage of kind {kind} changes no logits")
+    if "structured_outputs" in params:
+        raise Skipped("the masks of grammars come with a step, and there are none here")
+    for course in _wanting(case):
+        found = course.alone(case)
+        unchanged = course.logits if kind != "threshold" else torch.stack(open_interval(NUM_STEPS, found.device), 1)
+        if not same(found, unchanged):
+            return
+    raise AssertionError(
+        f"{case.name}: changes nothing in any step of the requests that want it. If that is right for these parameters"
+        " and options, give its ComponentSpec cases for which it is not"
+    )
 
 
 def check_steps_among_others(case: StageCase) -> None:
@@ -208,6 +227,8 @@ def check_same_on_every_device(case: StageCase) -> None:
     """Where torch sees an accelerator, the stage gives there what it gives on the host, up to float rounding."""
     if not torch.accelerator.is_available():
         raise Skipped("torch sees no accelerator here")
+    if case.target.spec.kind == "observe":
+        raise Skipped("what an observer tells may differ by a rounding")
     device = torch.accelerator.current_accelerator()
     for course in _wanting(case):
         bench = StageBench(case, device=device)
@@ -285,6 +306,7 @@ def _assert_rolled_back(case: StageCase, run: _DraftRun) -> None:
 
 
 COURSE_CHECKS = (
+    check_it_acts_on_who_wants_it,
     check_steps_among_others,
     check_preempted_request_goes_on,
     check_chunked_prompt_changes_nothing,

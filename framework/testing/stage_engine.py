@@ -26,7 +26,7 @@ from framework.config import (
 from framework.engine.build import build_engine
 from framework.engine.engine import Engine
 from framework.errors import RequestError
-from framework.plugins import ComponentSpec, registry
+from framework.plugins import ComponentSpec, EventBus, registry
 from framework.request import SamplingParams
 from framework.testing.byte_model import quiet, save_byte_model
 from framework.testing.checking import Skipped
@@ -34,8 +34,6 @@ from framework.testing.stage_bench import FIRST_SEED, StageCase
 
 NUM_JOBS, NUM_TOKENS = 6, 10
 BLOCK_SIZE = 4
-TIGHT_POOL = 10
-"""Blocks that hold two of the requests to their end, and begin more."""
 PLACE = {"mask": 0, "elementwise": 1, "threshold": -1, "select": -1, "observe": -1}
 """Where a stage goes in the default pipeline when no configuration says it: in front of the stage of this index."""
 
@@ -60,15 +58,17 @@ def check_engine_gives_equal_tokens(case: StageCase) -> None:
         model = save_byte_model(Path(folder), case.eos_token_ids)
         with _engine(case, model) as engine:
             alone = {job.name: _run(engine, [job])[job.name] for job in jobs}
+            for name, (_, reason, error) in alone.items():
+                assert reason != "error", f"{case.name}: request {name} ends with an error: {error}"
             _compare(case, alone, _run(engine, jobs), "among others")
             _compare(case, alone, _run(engine, jobs[::-1]), "among others that came in another order")
         with _engine(case, model, max_num_batched_tokens=5) as engine:
             _compare(case, alone, _run(engine, jobs), "in chunks")
-        with _engine(case, model, num_blocks=TIGHT_POOL, max_num_batched_tokens=5) as engine:
-            preempted = _run(engine, jobs)
-            _compare(case, alone, preempted, "preempted")
+        tight = _blocks_of_the_longest(jobs) + 2
+        with _engine(case, model, num_blocks=tight) as engine:
+            _compare(case, alone, _run(engine, jobs), "preempted")
             count = engine.stats()["num_preemptions"]
-            assert count, f"{case.name}: nothing was preempted in a pool of {TIGHT_POOL} blocks, so nothing was checked"
+            assert count, f"{case.name}: nothing was preempted in a pool of {tight} blocks, so nothing was checked"
         if "async" in case.target.spec.caps.keeps:
             with _engine(case, model, async_scheduling=True) as engine:
                 _compare(case, alone, _run(engine, jobs), "with steps in flight")
@@ -83,6 +83,10 @@ def _jobs(case: StageCase) -> list[Job]:
         own = params.replace(seed=seed, max_tokens=max(NUM_TOKENS, params.min_tokens))
         jobs.append(Job(f"{number}", [1 + (number * 7 + i * i) % 40 for i in range(3 + number)], own))
     return jobs
+
+
+def _blocks_of_the_longest(jobs: Sequence[Job]) -> int:
+    return max(-(-(len(job.prompt) + (job.params.max_tokens or 0)) // BLOCK_SIZE) for job in jobs)
 
 
 def _compare(case: StageCase, alone: dict[str, Outcome], found: dict[str, Outcome], how: str) -> None:
@@ -154,10 +158,12 @@ def _values(options: Any) -> dict[str, Any]:
 
 
 class _WithStage:
-    """A registry in which the name of the case's stage leads to the case's own class."""
+    """A registry in which the name of the case's stage leads to the case's own class. Nobody observes its engines:
+    observers that are installed beside the stage would take its requests for somebody's."""
 
     def __init__(self, plugins: Any, case: StageCase) -> None:
         self._plugins, self._case = plugins, case
+        self.events = EventBus()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plugins, name)

@@ -2,12 +2,12 @@
 
 Each function of `CHECKS` takes a `StageCase` and raises AssertionError, naming the stage, when a duty of
 `framework.interfaces.SamplerStage` is broken. Here are the checks of single calls; `stage_courses` has those of whole
-requests, `stage_engine` those of an engine. Called by `run=check` and by tests.
+requests, `stage_replay` those of captured steps, `stage_engine` those of an engine. Called by `run=check` and by tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,15 +29,19 @@ from framework.testing.stage_bench import (
     HostColumn,
     StageBench,
     StageCase,
+    beginning,
     context,
     draft_rows,
+    filled,
     logits_of,
     make_rows,
     narrow_interval,
     new_request,
     same,
+    same_request,
 )
 from framework.testing.stage_courses import COURSE_CHECKS
+from framework.testing.stage_replay import check_captured_step_serves_other_rows
 
 __all__ = [
     "CHECKS", "NUM_ROWS", "VOCAB_SIZE", "HostColumn", "StageCase", "check_stage", "context", "draft_rows", "make_rows",
@@ -54,23 +58,6 @@ DTYPES = ("float32", "int32", "int64", "uint64", "bool")
 """Of fields."""
 JUNK: tuple[Any, ...] = (object(), float("nan"))
 """Values that are no parameter of anything."""
-
-
-def _filled(case: StageCase) -> tuple[StageBench, list[int], list[int]]:
-    """(bench, table rows that want the stage, rows that do not), mixed over rows 1 to 8."""
-    bench = StageBench(case)
-    wanting, plain = [1, 3, 4, 6, 8], [2, 5, 7]
-    for place, row in enumerate(wanting):
-        bench.add(row, case.wanting[place % len(case.wanting)])
-    others = case.plain or case.wanting  # every request uses the select stage of a greedy pipeline
-    for place, row in enumerate(plain):
-        bench.add(row, others[place % len(others)])
-    return bench, wanting, plain
-
-
-def _beginning(req_idx: Sequence[int]) -> Rows:
-    """Rows that draw the first token behind their prompt."""
-    return make_rows(req_idx, positions=[3] * len(req_idx))
 
 
 def check_it_is_a_stage(case: StageCase) -> None:
@@ -126,6 +113,18 @@ def check_bad_parameters_are_refused(case: StageCase) -> None:
             raise AssertionError(f"{case.name}: validate accepts extra_args {name}={junk!r}")
 
 
+def check_request_is_left_alone(case: StageCase) -> None:
+    """A stage reads the request that is admitted; its tokens and parameters are the engine's."""
+    stage = StageBench(case).stage
+    for params in case.wanting:
+        request, known = new_request(1, params, outputs=(7, 5)), new_request(1, params, outputs=(7, 5))
+        before = repr(params)
+        stage.add_request(1, params, request)
+        assert same_request(request, known) and repr(params) == before, (
+            f"{case.name}: add_request changes the request that it is given"
+        )
+
+
 def check_reused_row_keeps_nothing(case: StageCase) -> None:
     """A row that served one request gives the next one exactly what a fresh row gives."""
     logits = logits_of(1)
@@ -147,26 +146,26 @@ def check_reused_row_keeps_nothing(case: StageCase) -> None:
 
 def check_shuffled_batch(case: StageCase) -> None:
     """Permuting the rows of a batch permutes the results, bit for bit, under open and narrow intervals."""
-    bench, _, _ = _filled(case)
+    bench, _, _ = filled(case)
     req_idx, order = list(range(1, NUM_ROWS)), [5, 2, 7, 0, 3, 6, 1, 4]
     logits = logits_of(len(req_idx))
     for narrow in (False, True):
-        straight = bench.run(logits, _beginning(req_idx), narrow)
-        shuffled = bench.run(logits[order], _beginning([req_idx[i] for i in order]), narrow)
+        straight = bench.run(logits, beginning(req_idx), narrow)
+        shuffled = bench.run(logits[order], beginning([req_idx[i] for i in order]), narrow)
         assert same(straight[order], shuffled), f"{case.name}: results follow the place in the batch, not the row"
 
 
 def check_neighbours_change_nothing(case: StageCase) -> None:
     """A row alone gives, bit for bit, what it gives among others, even when a neighbour's logits are no numbers."""
-    bench, _, _ = _filled(case)
+    bench, _, _ = filled(case)
     req_idx = list(range(1, NUM_ROWS))
     logits = logits_of(len(req_idx))
-    together = bench.run(logits, _beginning(req_idx))
+    together = bench.run(logits, beginning(req_idx))
     broken = logits.clone()
     broken[2], broken[5] = float("-inf"), float("nan")
-    beside = bench.run(broken, _beginning(req_idx))
+    beside = bench.run(broken, beginning(req_idx))
     for place, row in enumerate(req_idx):
-        alone = bench.run(logits[place : place + 1], _beginning([row]))
+        alone = bench.run(logits[place : place + 1], beginning([row]))
         assert same(alone, together[place : place + 1]), f"{case.name}: a neighbour changes row {row}"
         if place not in (2, 5):
             assert same(alone, beside[place : place + 1]), f"{case.name}: a faulty neighbour changes row {row}"
@@ -175,11 +174,11 @@ def check_neighbours_change_nothing(case: StageCase) -> None:
 def check_plain_rows_pass_unchanged(case: StageCase) -> None:
     """Rows that do not want the stage leave it bit-equal, after a commit too; so does a table of neutral values."""
     _not_for_select(case)
-    bench, _, plain = _filled(case)
+    bench, _, plain = filled(case)
     for one, req_idx in ((bench, plain), (StageBench(case), list(range(NUM_ROWS)))):
-        logits, rows = logits_of(len(req_idx)), _beginning(req_idx)
+        logits, rows = logits_of(len(req_idx)), beginning(req_idx)
         for narrow in (False, True):
-            before = logits
+            before = one.run(logits, rows, narrow) if bench.spec.kind == "observe" else logits
             if bench.spec.kind == "threshold":
                 interval = narrow_interval(logits) if narrow else open_interval(len(logits), logits.device)
                 before = torch.stack(interval, 1)
@@ -189,9 +188,9 @@ def check_plain_rows_pass_unchanged(case: StageCase) -> None:
 
 def check_second_call_is_equal(case: StageCase) -> None:
     """A step changes no state before `commit`, and a stage writes only into what its kind may change."""
-    bench, _, _ = _filled(case)
+    bench, _, _ = filled(case)
     req_idx = list(range(1, NUM_ROWS))
-    logits, rows = logits_of(len(req_idx)), _beginning(req_idx)
+    logits, rows = logits_of(len(req_idx)), beginning(req_idx)
     assert same(bench.run(logits, rows), bench.run(logits, rows)), f"{case.name}: a second call gives another result"
     if bench.spec.kind in IN_PLACE:
         return
@@ -209,9 +208,9 @@ def check_second_call_is_equal(case: StageCase) -> None:
 
 def check_kept_set(case: StageCase) -> None:
     """Nothing masked or outside of the interval comes back, and no row that has a token loses its last one."""
-    bench, _, _ = _filled(case)
+    bench, _, _ = filled(case)
     req_idx = list(range(1, NUM_ROWS))
-    logits, rows = logits_of(len(req_idx)), _beginning(req_idx)
+    logits, rows = logits_of(len(req_idx)), beginning(req_idx)
     if bench.spec.kind in IN_PLACE and bench.deployed.keeps("kept_set"):
         out = bench.run(logits, rows)
         assert bool((out[logits == -torch.inf] == -torch.inf).all()), f"{case.name}: lets a masked token in"
@@ -230,13 +229,13 @@ def check_kept_set(case: StageCase) -> None:
 
 def check_masked_tokens_never_become_nan(case: StageCase) -> None:
     """-inf stays a number that compares: a masked token, a row of which one token is left, a row of which none is."""
-    bench, _, _ = _filled(case)
+    bench, _, _ = filled(case)
     req_idx = list(range(1, NUM_ROWS))
     logits = logits_of(len(req_idx))
     logits[1, 1:], logits[4, :-1] = float("-inf"), float("-inf")
     if bench.spec.kind in IN_PLACE and not bench.deployed.keeps("argmax"):  # else the row's fault is known before it
         logits[2], logits[3] = float("-inf"), float("-inf")
-    out = bench.run(logits, _beginning(req_idx))
+    out = bench.run(logits, beginning(req_idx))
     if out.is_floating_point():
         where = out.isnan().nonzero()
         assert not len(where), f"{case.name}: makes NaN of -inf, at {where[0].tolist()} of its result"
@@ -246,8 +245,8 @@ def check_masked_tokens_never_become_nan(case: StageCase) -> None:
 
 def check_results_have_their_shape(case: StageCase) -> None:
     """Intervals are float32 [L], ids int64 [L], and logits stay where they are: nothing is broadcast later."""
-    bench, _, _ = _filled(case)
-    logits, rows = logits_of(2), _beginning([1, 2])
+    bench, _, _ = filled(case)
+    logits, rows = logits_of(2), beginning([1, 2])
     if bench.spec.kind in IN_PLACE:
         assert bench.stage.apply(logits, rows) is None, f"{case.name}: apply returns something, which nobody reads"
     elif bench.spec.kind == "threshold":
@@ -271,13 +270,13 @@ def check_results_have_their_shape(case: StageCase) -> None:
 
 def check_argmax(case: StageCase) -> None:
     """A stage that declares to keep `argmax` leaves the best token the best."""
-    bench, _, _ = _filled(case)
+    bench, _, _ = filled(case)
     if not bench.deployed.keeps("argmax"):
         raise Skipped("the stage does not declare to keep 'argmax'")
     if bench.spec.kind == "observe":
         raise Skipped("an observer changes no logits")
     req_idx = list(range(1, NUM_ROWS))
-    logits, rows = logits_of(len(req_idx)), _beginning(req_idx)
+    logits, rows = logits_of(len(req_idx)), beginning(req_idx)
     top, ids = best(logits)
     out = bench.run(logits, rows)
     if bench.spec.kind == "select":
@@ -302,7 +301,7 @@ def check_unused_stage_costs_nothing(case: StageCase) -> None:
         pipeline.add_request(row, params, new_request(row, params))
     for wanted in (False, True):  # the second round shows that the count is not blind
         counted.calls.clear()
-        rows = _beginning([1, 2])
+        rows = beginning([1, 2])
         result = pipeline.sample(logits_of(2), rows)
         pipeline.commit(rows, result.ids.unsqueeze(1), torch.ones(2, dtype=torch.int32))
         assert bool(counted.calls) == wanted, (
@@ -358,6 +357,7 @@ CHECKS = (
     check_it_is_a_stage,
     check_wants_and_validate,
     check_bad_parameters_are_refused,
+    check_request_is_left_alone,
     check_reused_row_keeps_nothing,
     check_shuffled_batch,
     check_neighbours_change_nothing,
@@ -369,6 +369,7 @@ CHECKS = (
     check_argmax,
     check_unused_stage_costs_nothing,
     *COURSE_CHECKS,
+    check_captured_step_serves_other_rows,
 )
 
 

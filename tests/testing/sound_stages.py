@@ -1,4 +1,4 @@
-"""Four small stages that keep the contract, each with state of another sort. Faults are planted in them."""
+"""Five small stages that keep the contract, each with state of another sort. Faults are planted in them."""
 
 from __future__ import annotations
 
@@ -144,6 +144,41 @@ class Floor:
     def bounds(self, logits, rows, lo, hi):
         top = logits.where(logits <= hi.unsqueeze(1), -torch.inf).amax(-1)
         return torch.maximum(lo, top - self.depth.dev[rows.req_idx]), hi
+
+    def commit(self, rows, sampled, num_valid):
+        pass
+
+
+class Telling:
+    """Tells each request its best token, and what it asked with."""
+
+    spec = StageSpec(
+        "telling",
+        kind="observe",
+        fields=(Field("rate", "float32"),),
+        caps=Capabilities(keeps=EVERY_WORD | {"argmax"}),
+        extra_args=("rate",),
+        tells_requests=True,
+    )
+
+    def __init__(self, options, ctx):
+        self.rate = ctx.column("rate")
+
+    def wants(self, params):
+        return rate_of(params, self.spec.name) > 0
+
+    def validate(self, params):
+        rate_of(params, self.spec.name)
+
+    def add_request(self, req_idx, params, request):
+        self.rate.np[req_idx] = rate_of(params, self.spec.name)
+
+    def observe(self, raw_logits, logits, rows, ids):
+        return ids, raw_logits.amax(-1), self.rate.dev[rows.req_idx]
+
+    def collect(self, payload):
+        ids, top, rate = payload
+        return [{"id": i, "top": t, "rate": r} for i, t, r in zip(ids.tolist(), top, rate.numpy(), strict=True)]
 
     def commit(self, rows, sampled, num_valid):
         pass

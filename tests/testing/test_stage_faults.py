@@ -9,13 +9,14 @@ from framework.sampling.history import taken
 from framework.testing.checking import run_check
 from framework.testing.stages import CHECKS, StageCase
 
-from .sound_stages import Counting, Draws, Floor, NotTwice, paying
+from .sound_stages import Counting, Draws, Floor, NotTwice, Telling, paying
 
 SOUND = {
     "counting": StageCase(Counting, paying("counting", 0.5, 2.0)),
     "not_twice": StageCase(NotTwice, paying("not_twice", 1.0, 2.0)),
     "draws": StageCase(Draws, (SamplingParams(), SamplingParams(seed=3))),
     "floor": StageCase(Floor, paying("floor", 0.5, 2.0)),
+    "telling": StageCase(Telling, paying("telling", 0.5, 2.0)),
 }
 FAULTS = {}
 
@@ -146,6 +147,74 @@ class TheSameSeedForEverybody:
         return draw(logits, torch.zeros_like(rows.seed), rows.position, lo, hi)
 
 
+@fault(Telling, "shuffled batch", "follow the place in the batch")
+class TellsTheOrderOfTheTable:
+    def observe(self, raw_logits, logits, rows, ids):
+        return ids, raw_logits.amax(-1), self.rate.dev[rows.req_idx.sort().values]
+
+
+@fault(Telling, "neighbours change nothing", "a neighbour changes row")
+class TellsOfTheBatch:
+    def observe(self, raw_logits, logits, rows, ids):
+        return ids, raw_logits.amax().expand(len(ids)), self.rate.dev[rows.req_idx]
+
+
+@fault(Telling, "state lives in fields", "outside of its declared fields")
+class TellsHowOftenItWasAsked:
+    def collect(self, payload):
+        self.count = getattr(self, "count", 0) + 1
+        return [{**one, "count": self.count} for one in Telling.collect(self, payload)]
+
+
+@fault(NotTwice, "request is left alone", "changes the request")
+class SortsThePrompt:
+    def add_request(self, req_idx, params, request):
+        NotTwice.add_request(self, req_idx, params, request)
+        request.token_ids.sort()
+
+
+# ------------------------------------------------------------------------------------------------ captured steps
+
+
+@fault(Counting, "captured step serves other rows", "reads a value")
+class AsksWhetherAnybodyWants:
+    def apply(self, logits, rows):
+        if (self.rate.dev[rows.req_idx] > 0).any():
+            Counting.apply(self, logits, rows)
+
+
+@fault(Floor, "captured step serves other rows", "selects by a boolean mask")
+class SelectsRows:
+    def bounds(self, logits, rows, lo, hi):
+        wanting = self.depth.dev[rows.req_idx] < torch.inf
+        new, hi = Floor.bounds(self, logits, rows, lo, hi)
+        lo = lo.clone()
+        lo[wanting] = new[wanting]
+        return lo, hi
+
+
+@fault(Draws, "captured step serves other rows", "brings a tensor to the host: .tolist()")
+class ReadsSeedsOnTheHost:
+    def select(self, logits, rows, lo, hi):
+        seeds = torch.tensor(rows.seed.tolist())
+        return Draws.select(self, logits, type(rows)(**{**vars(rows), "seed": seeds}), lo, hi)
+
+
+@fault(Floor, "captured step serves other rows", "what it did for those that it was captured with")
+class ReadsTheHostMirrorInAStep:
+    def bounds(self, logits, rows, lo, hi):
+        top = logits.where(logits <= hi.unsqueeze(1), -torch.inf).amax(-1)
+        return torch.maximum(lo, top - torch.from_numpy(self.depth.np[rows.req_idx_np])), hi
+
+
+@fault(Counting, "captured step serves other rows", "in its commit: see field 'counts'")
+class CommitsToTheRowsOfTheHost:
+    def commit(self, rows, sampled, num_valid):
+        token, was_taken = taken(rows, sampled, num_valid)
+        slot = self.counts.slot[torch.from_numpy(rows.req_idx_np)].long()
+        self.counts.dev.index_put_((slot, token), (was_taken & (slot > 0)).int(), accumulate=True)
+
+
 # ------------------------------------------------------------------------------------------------ history and time
 
 
@@ -232,6 +301,18 @@ class ForgetsTheIntervalItWasGiven:
 class PositionsOfAReducedList:
     def select(self, logits, rows, lo, hi):
         return logits.topk(50, -1).values.argmin(-1)
+
+
+@fault(Counting, "it acts on who wants it", "changes nothing in any step")
+class ThrowsItsResultAway:
+    def apply(self, logits, rows):
+        Counting.apply(self, logits.clone(), rows)
+
+
+@fault(Floor, "it acts on who wants it", "changes nothing in any step")
+class GivesTheIntervalBack:
+    def bounds(self, logits, rows, lo, hi):
+        return lo, hi
 
 
 @fault(Counting, "masked tokens never become nan", "makes NaN of -inf")
