@@ -158,11 +158,9 @@ def group_kernel(
     row_draws = does_draw(rows, draws, chosen, row)
     group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
     measure_groups(logits, rows, features, interval, groups, row_draws, row, group, None, GROUPS)
-    goes_on = GOES_ON
-    if goes_on:
-        goes_on = is_last_program(counters, row, tl.num_programs(0))
-    if goes_on:
-        choose_token(logits, rows, features, interval, groups, row_draws, chosen, row, None, MAX_GROUPS)
+    if GOES_ON:  # noqa: SIM102 - alone it is a constant, and what then is not there (chosen) is not compiled
+        if is_last_program(counters, row, tl.num_programs(0)):
+            choose_token(logits, rows, features, interval, groups, row_draws, chosen, row, None, MAX_GROUPS)
 
 
 @triton.jit
