@@ -23,7 +23,7 @@ def grammars_of(
     config: Config, plugins: Registry, tokenizer: Tokenizer | None, limits: Limits, scheduler: Part
 ) -> Grammars | NoGrammars:
     """What serves `structured_outputs`. PluginError for a grammar that is named and cannot be used, ConfigError for
-    options that it does not have, and for a `reasoning_end` that is no token."""
+    options that it does not have, and for a `reasoning_end` that is no token, or ends requests."""
     chosen = config.grammar
     if chosen.name == "none":
         return NoGrammars("this engine runs with grammar=none. Use grammar=auto")
@@ -41,7 +41,7 @@ def grammars_of(
         return NoGrammars("the model has no tokenizer, and a grammar is about text. Set model.tokenizer")
     if "grammars" not in getattr(scheduler.target, "caps", Capabilities()).keeps:
         return NoGrammars(f"scheduler={scheduler.name} does not serve grammars (caps). Use scheduler=default")
-    setting = Setting(tokenizer, limits.vocab_size, limits.eos_token_ids, _think_end(config, tokenizer))
+    setting = Setting(tokenizer, limits.vocab_size, limits.eos_token_ids, _think_end(config, tokenizer, limits))
 
     def build(ctx: GrammarContext) -> Grammar:
         grammar: Grammar = plugins.load_target("grammar", name)(options, ctx)
@@ -50,7 +50,7 @@ def grammars_of(
     return Grammars(name, plugins.label(plugins.spec("grammar", name)), build, setting, chosen.max_compiled)
 
 
-def _think_end(config: Config, tokenizer: Tokenizer) -> int | None:
+def _think_end(config: Config, tokenizer: Tokenizer, limits: Limits) -> int | None:
     text = config.grammar.reasoning_end
     if text is None:
         return None
@@ -59,5 +59,10 @@ def _think_end(config: Config, tokenizer: Tokenizer) -> int | None:
         raise ConfigError(
             f"grammar.reasoning_end={shown(text)} is no token of the model's vocabulary. Name the one that ends its "
             "thinking, such as </think>"
+        )
+    if token in limits.eos_token_ids:
+        raise ConfigError(
+            f"grammar.reasoning_end={shown(text)} is an eos of the model, which ends requests. Name the token that "
+            "ends its thinking, such as </think>"
         )
     return token

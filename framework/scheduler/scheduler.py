@@ -598,9 +598,9 @@ class Scheduler:
         request.num_in_flight -= 1
         taken, reason, stop_reason = append_tokens(request, tokens)
         is_over = False
-        if request.constraint is not None and reason != "stop":
-            is_over = request.constraint.take(taken, request.num_output_tokens)
-            if request.constraint.error is not None:
+        if request.constraint is not None:
+            is_over = reason != "stop" and request.constraint.take(taken, request.num_output_tokens)
+            if request.constraint.error is not None:  # an ending too: the mask that allowed it was none
                 return self._fail(request, request.constraint.error)
             reason = "stop" if is_over else reason
         if reason is not None:

@@ -92,6 +92,7 @@ class Constraint:
         try:
             self._fill(bits, drafts)
         except Exception as error:  # the row's token is dropped when it comes back
+            bits[:] = _EVERYTHING
             self._fail("fill", error)
 
     def _fill(self, bits: NDArray[np.int32], drafts: Sequence[int]) -> None:
@@ -125,13 +126,18 @@ class Constraint:
         """Moves on by tokens that were drawn; True when the request ends here, since nothing may follow and no end of
         it may be drawn: there is none, or `min_tokens` forbids it. Sets `error` when the grammar refuses a token."""
         try:
-            return self.error is None and self._take(token_ids) and self._has_no_end(num_output_tokens)
+            return (
+                self.error is None
+                and self._take(token_ids)
+                and self._has_no_end(num_output_tokens)
+                and self._nothing_may_follow()
+            )
         except Exception as error:
             self._fail("accept", error)
             return False
 
     def _take(self, token_ids: Sequence[int]) -> bool:
-        """Whether the text is whole and nothing can follow."""
+        """False where the request has ended."""
         assert self._matcher is not None
         for token in token_ids:
             if self._is_thinking:
@@ -143,7 +149,19 @@ class Constraint:
             else:
                 self.error = f"{self._label} refuses token {token}, which its mask allowed"
                 return False
-        return not self._is_thinking and self._matcher.is_terminated()
+        return True
+
+    def _nothing_may_follow(self) -> bool:
+        """Whether the text is whole, and goes on with no token, or with such alone as the request holds back: a stop id
+        may be a token of the text."""
+        assert self._matcher is not None
+        if self._is_thinking or not self._matcher.is_accepting():
+            return False
+        if self._matcher.is_terminated():
+            return True
+        row = np.empty(self.num_words, np.int32)
+        self._matcher.fill(row)
+        return not (row & self._others).any()
 
     def _has_no_end(self, num_output_tokens: int) -> bool:
         return not self._endings or num_output_tokens < self._min_tokens

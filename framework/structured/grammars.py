@@ -73,6 +73,11 @@ class Grammars:
         if asked is None:
             return
         spec = spec_of(asked)
+        if self._setting.think_end in (params.stop_token_ids or ()):
+            raise RequestError(
+                f"stop_token_ids holds {self._setting.think_end}, grammar.reasoning_end: structured_outputs."
+                f"{spec.kind} begins behind it, and could never be. Leave it out"
+            )
         if self._compiler is not None and self._compiler.knows(spec):
             return
         try:

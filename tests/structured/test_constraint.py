@@ -58,6 +58,28 @@ def test_whole_text_ends_the_request_where_no_id_may(vocabulary):
     assert not constraint(vocabulary, endings=()).take([3, 4], 2)
 
 
+def test_text_that_goes_on_with_a_stop_id_alone_is_over_where_no_end_may_be_drawn(vocabulary):
+    class Longer(Counting):
+        """Whole behind each token; 4 is the only one that may follow on 3."""
+
+        def fill(self, row):
+            row[:] = bits_of([4] if self.taken else [3], 32 * len(row))
+
+        def is_accepting(self):
+            return bool(self.taken)
+
+        def is_terminated(self):
+            return False
+
+    class Made(Compiled):
+        def matcher(self):
+            return Longer()
+
+    assert constraint(vocabulary, endings=(END, 4), min_tokens=5, compiled=Made()).take([3], 1)
+    assert not constraint(vocabulary, endings=(END, 4), min_tokens=1, compiled=Made()).take([3], 1)
+    assert not constraint(vocabulary, endings=(END,), min_tokens=5, compiled=Made()).take([3], 1)
+
+
 def test_nothing_is_taken_behind_the_id_that_ends_the_request(vocabulary):
     compiled = Compiled()
     made = constraint(vocabulary, compiled=compiled)

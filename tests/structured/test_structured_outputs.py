@@ -193,6 +193,16 @@ def test_end_of_thinking_that_is_no_token_is_refused_at_start_up(folder):
         built(folder, "grammar.reasoning_end='</thought>'")
 
 
+def test_end_of_thinking_that_ends_requests_is_refused(folder):
+    with pytest.raises(ConfigError, match=r"reasoning_end='<\|stop\|>' is an eos of the model, which ends requests"):
+        built(folder, "grammar.reasoning_end='<|stop|>'")
+    with (
+        built(folder, "grammar.reasoning_end='</think>'") as llm,
+        pytest.raises(RequestError, match=f"stop_token_ids holds {THINK_END}, grammar.reasoning_end: .*could never be"),
+    ):
+        llm.generate([5], asks(choice=["yes"], stop_token_ids=[4, THINK_END]))
+
+
 # ---------------------------------------------------------------------------------------------------- refusals
 
 
@@ -296,11 +306,19 @@ class Lying(WordsMatcher):
         return False
 
 
+class Blank(WordsMatcher):
+    def fill(self, row):
+        row[:] = 0
+        raise RuntimeError("no mask")
+
+
 class Liar(Words):
     def compile(self, spec):
         made = super().compile(spec)
         if "lie" in spec.text:
             made.matcher = lambda: Lying(self, made.texts, [])
+        elif "blank" in spec.text:
+            made.matcher = lambda: Blank(self, made.texts, [])
         return made
 
 
@@ -391,6 +409,18 @@ def test_matcher_that_refuses_what_its_mask_allows_ends_its_request_alone(engine
     outputs = finished(one)
     assert "grammar 'liar' of acme, structured_outputs.choice, refuses token" in outputs["bad"].error
     assert outputs["bad"].outputs[0].token_ids == [] and outputs["good"].outputs[0].text == "yes"
+
+
+def test_mask_that_fails_ends_its_request_with_an_error_also_when_an_eos_is_drawn(engine):
+    one = engine("liar")
+    one.add_request("bad", [5], asks(choice=["blank"], logit_bias={END: 100.0}))
+    one.add_request("good", [5], asks(choice=["yes"]))
+    outputs = finished(one)
+    assert (
+        outputs["bad"].outputs[0].finish_reason == "error"
+        and "raised in fill: RuntimeError: no mask" in outputs["bad"].error
+    )
+    assert outputs["good"].outputs[0].text == "yes"
 
 
 def test_scheduler_that_serves_no_grammars_is_named(engine):
