@@ -6,7 +6,7 @@ import torch
 from framework import SamplingParams
 from framework.batch import PER_TOKEN, Field
 from framework.sampling.history import taken
-from framework.testing.checking import run_check
+from framework.testing.checking import name_of, run_check
 from framework.testing.stages import CHECKS, StageCase
 
 from .sound_stages import Counting, Draws, Floor, NotTwice, Telling, paying
@@ -360,9 +360,10 @@ def test_planted_fault_is_caught_by_the_check_that_is_there_for_it(name):
     bad, check, text = FAULTS[name]
     sound = SOUND[bad.spec.name]
     case = StageCase(bad, sound.wanting, sound.plain)
-    outcomes = {o.check: o for o in (run_check(one, case) for one in CHECKS)}
-    assert outcomes[check].result == "failed", {k: o.result for k, o in outcomes.items()}
-    assert outcomes[check].reason.startswith(f"{bad.spec.name}: ") and text in outcomes[check].reason
+    (own,) = [one for one in CHECKS if name_of(one) == check]  # the others may fail or not: a fault has many sides
+    outcome = run_check(own, case)
+    assert outcome.result == "failed", outcome
+    assert outcome.reason.startswith(f"{bad.spec.name}: ") and text in outcome.reason
 
 
 def test_memory_as_wide_as_the_vocabulary_is_sized_for_the_bench():
