@@ -13,10 +13,13 @@ from framework.batch import PER_TOKEN, Field, NewRequest, Rows
 from framework.interfaces import Capabilities, StageContext, StageSpec
 from framework.request import SamplingParams
 from framework.sampling.groups import row_blocks
-from framework.sampling.history import drafts_before, taken
+from framework.sampling.history import drafts_before, last_tokens, taken
+from framework_samplers.span import longest_history
 
 IN_PROMPT = 1 << 30
 """Set in the count of a token that stands in the prompt: one number a token says all that a penalty asks."""
+DENSE_FROM = 16
+"""A token before a row costs as much as so many of the vocabulary: with longer histories all of it is looked at."""
 LOWEST = np.float32(1e-30)  # a smaller repetition penalty would lift a logit to infinity, or turn -inf into NaN
 
 
@@ -34,6 +37,7 @@ class Penalties:
             Field("repetition", "float32", init=1.0),
             Field("frequency", "float32"),
             Field("presence", "float32"),
+            Field("span", "int32"),
             Field("seen", "int32", PER_TOKEN, pooled=True),
         ),
         params=("repetition_penalty", "frequency_penalty", "presence_penalty"),
@@ -42,7 +46,7 @@ class Penalties:
     )
 
     def __init__(self, options: Mapping[str, Any], ctx: StageContext):
-        self._repetition, self._frequency, self._presence, self._seen = (
+        self._repetition, self._frequency, self._presence, self._span, self._seen = (
             ctx.column(field.name) for field in self.spec.fields
         )
         self._token_ids, self._vocab_size = ctx.token_ids, ctx.vocab_size
@@ -57,16 +61,39 @@ class Penalties:
         self._repetition.np[req_idx] = max(np.float32(params.repetition_penalty), LOWEST)
         self._frequency.np[req_idx] = params.frequency_penalty
         self._presence.np[req_idx] = params.presence_penalty
+        self._span.np[req_idx] = longest_history(params, request, self._token_ids.shape[1])
         prompt, output = np.split(request.token_ids, [request.num_prompt_tokens])
         seen = self._seen.take(req_idx)
         seen[:] = np.bincount(output, minlength=self._vocab_size)
         seen[prompt] |= IN_PROMPT
 
     def apply(self, logits: Tensor, rows: Rows) -> None:
+        """Changes the tokens that stand before each row where those are few, else looks at the whole vocabulary."""
+        longest = int(self._span.np[rows.req_idx_np].max(initial=0))
+        drafts = drafts_before(self._token_ids, rows)
+        if longest * DENSE_FROM < logits.shape[1]:
+            self._apply_to(last_tokens(self._token_ids, rows, longest), logits, rows, drafts)
+        else:
+            self._apply_to_all(logits, rows, drafts.long())
+
+    def _apply_to(self, tokens: Tensor, logits: Tensor, rows: Rows, drafts: Tensor) -> None:
+        """Tokens [L, n] with repeats: equal ones are given equal logits. Token 0 stands in unused places."""
+        tokens = tokens.clamp(min=0).long()
+        place = self._seen.slot[rows.req_idx].long().unsqueeze(1) * self._vocab_size
+        seen = self._seen.dev.view(-1)[place + tokens]
+        for draft in drafts.unsqueeze(2).unbind(1):
+            seen += (tokens == draft).int()
+        values = logits.gather(1, tokens)
+        repetition, frequency, presence = (
+            column.dev[rows.req_idx].unsqueeze(1) for column in (self._repetition, self._frequency, self._presence)
+        )
+        penalise_repetition(values, seen, repetition)
+        logits.scatter_(1, tokens, values.sub_(lost_by_output(seen, frequency, presence)))
+
+    def _apply_to_all(self, logits: Tensor, rows: Rows, drafts: Tensor) -> None:
         """What no row of a block asks for is passed over there; it would leave every bit as it is."""
         repeats = self._repetition.np[rows.req_idx_np] != 1
         counts = (self._frequency.np[rows.req_idx_np] != 0) | (self._presence.np[rows.req_idx_np] != 0)
-        drafts = drafts_before(self._token_ids, rows).long()
         for block in row_blocks(logits):
             by_repetition, by_output = repeats[block].any(), counts[block].any()
             if not by_repetition and not by_output:

@@ -2,15 +2,23 @@
 
 from collections import Counter
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from framework import SamplingParams
+from framework_samplers import penalties
 from framework_samplers.penalties import Penalties
 
 VOCAB = 12
+
+
+@pytest.fixture(autouse=True, params=[0, 16], ids=["tokens", "vocabulary"])
+def looked_at(request, monkeypatch):
+    """Both ways: the tokens before a row alone, and, for histories as long as here, the whole vocabulary."""
+    monkeypatch.setattr(penalties, "DENSE_FROM", request.param)
 
 
 def reference(logits, prompt, outputs, params):
