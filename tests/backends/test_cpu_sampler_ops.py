@@ -14,9 +14,11 @@ from framework.config import SamplerConfig, StageConfig
 from framework.interfaces import Capabilities, StageContext, StageSpec
 from framework.plugins import ComponentSpec
 from framework.rng import row_keys, row_keys_np
+from framework.sampling.interval import open_interval
 from framework.sampling.logprobs import measure, to_host
 from framework.sampling.pipeline import build_pipeline
 from framework.worker.request_table import RequestTable
+from framework_backends import cpu_thresholds
 from framework_backends.cpu_groups import Groups
 from framework_backends.cpu_sampler_ops import CpuSamplerOps
 
@@ -191,6 +193,23 @@ def test_bounds_are_those_of_the_stages_whatever_tier_finds_them(words):
         found = pair.ops.bounds(logits, rows, [(stage.spec.fused, stage.stage.operands(rows))], lo, hi)[0]
         kept = [(logits >= bound.unsqueeze(1)).tolist() for bound in (found, expected)]
         assert kept[0] == kept[1]
+
+
+def test_rough_masses_decide_nothing_that_exact_ones_decide_otherwise(monkeypatch):
+    made = []
+    exact = cpu_thresholds._Aim._exact
+    monkeypatch.setattr(cpu_thresholds._Aim, "_exact", lambda aim, rows: made.append(len(rows)) or exact(aim, rows))
+    monkeypatch.setattr(cpu_thresholds, "ROUGH", 0.05)  # so that rows are unsure
+    logits = rows_of_kinds(9000).float()
+    for p in (0.3, 0.9):
+        pair = Pair(("top_p", "gumbel"), 9000).add(*[{"top_p": p}] * 6)
+        pair.agree(logits, [5])
+        rows, (stage, _) = pair.rows(range(1, 7), 5), pair.sides[0][0].stages
+        lo, hi = open_interval(6, CPU)
+        expected = stage.stage.bounds(logits, rows, lo, hi)[0]
+        found = pair.ops.bounds(logits, rows, [("top_p", stage.stage.operands(rows))], lo, hi)[0]
+        assert (logits >= found.unsqueeze(1)).tolist() == (logits >= expected.unsqueeze(1)).tolist()
+    assert made
 
 
 def test_stages_of_third_parties_run_between_the_operations():

@@ -42,11 +42,7 @@ def draw(groups: Groups, rows: Places, lo: Floats | None, seed: Places, position
 
 def _draw_group(groups: Groups, rows: Places, lo: Floats | None, key: Key) -> Places:
     """[n] group of each row."""
-    best = groups.best[rows]
-    noise = gumbel_np(random_bits(key, np.arange(groups.num_groups, dtype=np.uint32)))
-    least = best - groups.top[rows, None] + noise
-    if lo is not None:
-        least[best < lo[rows, None]] = -np.inf
+    least, noise = _least_scores(groups, rows, lo, key)
     place = np.flatnonzero(least >= least.max(1, keepdims=True) - _REACH)
     row, group = np.divmod(place, groups.num_groups)
     mass = torch.from_numpy(groups.mass_of(rows[row] * groups.num_groups + group, lo))
@@ -54,6 +50,19 @@ def _draw_group(groups: Groups, rows: Places, lo: Floats | None, key: Key) -> Pl
     scores[row, group] = mass.log_().numpy() + noise[row, group]
     found: Places = scores.argmax(1)
     return found
+
+
+def _least_scores(groups: Groups, rows: Places, lo: Floats | None, key: Key) -> tuple[Floats, Floats]:
+    """([n, G] scores of the best tokens alone, -inf without a kept one, the noise in them)."""
+    best, group = groups.best[rows], np.arange(groups.num_groups, dtype=np.uint32)
+    least = best - groups.top[rows, None]
+    if lo is None:
+        noise = gumbel_np(random_bits(key, group))
+        return np.add(least, noise, out=least), noise
+    row, kept = np.nonzero(best >= lo[rows, None])
+    noise = np.full_like(least, -np.inf)
+    noise[row, kept] = gumbel_np(random_bits((key[0][row, 0], key[1][row, 0]), group[kept]))
+    return np.add(least, noise, out=least), noise
 
 
 def _draw_token(groups: Groups, rows: Places, lo: Floats | None, group: Places, key: Key) -> Places:

@@ -73,7 +73,7 @@ class CpuSamplerOps:
 
     def logprobs(self, logits: Tensor, ids: Tensor, k: int, *, is_log: bool) -> FusedLogprobs:
         """See `interfaces.SamplerOps.logprobs`."""
-        groups = Groups(logits, with_mass=is_log)
+        groups = Groups(logits, with_mass="exact" if is_log else None)
         off = np.zeros((2, len(ids), 1), np.float32)
         if groups.mass is not None:
             off[0], off[1] = groups.top[:, None], torch.from_numpy(groups.mass).sum(-1, keepdim=True).log_().numpy()
@@ -97,7 +97,7 @@ def _narrowed(
         logits = at_most(logits.float(), interval[1])
         lo = None if is_open(interval[0]) else interval[0].numpy()
     limits = {name: _column(operands, name, word, rows) for name, (_, word) in _THRESHOLDS.items() if name in operands}
-    groups = Groups(logits, factor, with_mass=lo is None and _needs_all_mass(limits))
+    groups = Groups(logits, factor, with_mass="rough" if lo is None and _needs_all_mass(limits) else None)
     if limits and lo is None:
         lo = np.full(len(logits), -np.inf, np.float32)
     for name, limit in limits.items():

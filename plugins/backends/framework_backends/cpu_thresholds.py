@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from framework_backends.cpu_groups import ROUGH
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from framework_backends.cpu_groups import Groups
 
     Floats = NDArray[np.float32]
+    Places = NDArray[np.int64]
 
 
 def min_p(groups: Groups, lo: Floats, log_min_p: Floats) -> Floats:
@@ -41,40 +44,54 @@ def top_p(groups: Groups, lo: Floats, p: Floats) -> Floats:
     left = np.flatnonzero(p < 1)
     if not len(left):
         return lo
-    target = np.zeros(len(lo))
-    target[left] = p[left].astype(np.float64) * _total(groups, lo, left)
     floor = np.full_like(lo, -np.inf)
+    aim = _Aim(groups, lo, p, left)
     for count in _tiers(groups):
         values = groups.falling(left, np.full(len(left), count))
-        floor[left], is_settled = _nucleus(values, groups.top[left], lo[left], target[left])
-        left = left[~is_settled]
+        weights = torch.from_numpy(values - groups.top[left, None]).exp_().numpy()
+        weights *= values >= lo[left, None]
+        mass = weights.cumsum(1, dtype=np.float64)
+        floor[left] = values[np.arange(len(left)), aim.num_before(left, mass[:, :-1])]
+        left = left[mass[:, -1] < aim.most[left]]
         if not len(left):
             break
     return np.maximum(lo, floor)
+
+
+class _Aim:
+    """The mass that each row's nucleus has to reach, between least and most, float64 [L]: one number unless the mass of
+    a row is rough. Rows [n] are those with a nucleus."""
+
+    def __init__(self, groups: Groups, lo: Floats, p: Floats, rows: Places) -> None:
+        self._groups, self._lo, self._p = groups, lo, p.astype(np.float64)
+        self.least, self.most = np.zeros(len(p)), np.zeros(len(p))
+        if groups.mass is None:
+            self._set(rows, self._exact(rows), 0.0)
+        else:
+            self._set(rows, groups.mass[rows].sum(1, dtype=np.float64), ROUGH)
+
+    def num_before(self, rows: Places, mass: NDArray[np.float64]) -> Places:
+        """[n] how many of the best tokens do not reach it; mass [n, m] of them and those before. Of a row that least
+        and most do not agree about, the mass is made exactly."""
+        count = (mass < self.least[rows, None]).sum(1)
+        unsure = np.flatnonzero(count != (mass < self.most[rows, None]).sum(1))
+        if len(unsure):
+            self._set(rows[unsure], self._exact(rows[unsure]), 0.0)
+            count[unsure] = (mass[unsure] < self.least[rows[unsure], None]).sum(1)
+        return count
+
+    def _set(self, rows: Places, total: NDArray[np.float64], error: float) -> None:
+        """total [n]: the mass of all tokens of the rows that are at least lo, relative to the best."""
+        self.least[rows], self.most[rows] = self._p[rows] * total * (1 - error), self._p[rows] * total * (1 + error)
+
+    def _exact(self, rows: Places) -> NDArray[np.float64]:
+        groups, mass = self._groups, np.zeros((len(rows), self._groups.num_groups), np.float32)
+        row, group = np.nonzero(groups.best[rows] >= self._lo[rows, None])
+        mass[row, group] = groups.mass_of(rows[row] * groups.num_groups + group, self._lo)
+        return np.asarray(mass.sum(1, dtype=np.float64))
 
 
 def _tiers(groups: Groups) -> list[int]:
     """How many of the best tokens to look at, one after the other: peaked rows stop at the first, others are sorted."""
     size = groups.num_groups * 128
     return [count for count in (32, groups.num_groups // 2, size // 12) if count < size // 2] + [size]
-
-
-def _total(groups: Groups, lo: Floats, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-    """[n] mass of the tokens of `rows` that are at least lo, relative to the best: of all when that was measured."""
-    mass = groups.mass
-    if mass is None:
-        mass = np.zeros_like(groups.best)
-        is_kept = np.zeros_like(mass, dtype=bool)
-        is_kept[rows] = groups.best[rows] >= lo[rows, None]
-        flat = np.flatnonzero(is_kept)
-        mass.reshape(-1)[flat] = groups.mass_of(flat, lo)
-    return np.asarray(mass[rows].sum(1, dtype=np.float64))
-
-
-def _nucleus(values: Floats, top: Floats, lo: Floats, target: NDArray[np.float64]) -> tuple[Floats, NDArray[np.bool_]]:
-    """(smallest token of each nucleus [n], whether it ends among the values [n]). values [n, m] fall."""
-    weights = torch.from_numpy(values - top[:, None]).exp_().numpy()
-    weights *= values >= lo[:, None]
-    mass = weights.cumsum(1, dtype=np.float64)
-    num_before = (mass[:, :-1] < target[:, None]).sum(1)
-    return values[np.arange(len(values)), num_before], mass[:, -1] >= target
