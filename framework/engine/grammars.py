@@ -26,6 +26,11 @@ def grammars_of(
     options that it does not have, and for a `reasoning_end` that is no token, or ends requests."""
     chosen = config.grammar
     if chosen.name == "none":
+        if chosen.reasoning_end is not None:
+            raise ConfigError(
+                f"grammar.reasoning_end={shown(chosen.reasoning_end)} has no use with grammar=none. Leave it out, or "
+                "use grammar=auto"
+            )
         return NoGrammars("this engine runs with grammar=none. Use grammar=auto")
     try:
         name = plugins.auto("grammar").name if chosen.name == "auto" else plugins.spec("grammar", chosen.name).name

@@ -193,7 +193,9 @@ def test_end_of_thinking_that_is_no_token_is_refused_at_start_up(folder):
         built(folder, "grammar.reasoning_end='</thought>'")
 
 
-def test_end_of_thinking_that_ends_requests_is_refused(folder):
+def test_end_of_thinking_that_can_never_come_is_refused(folder):
+    with pytest.raises(ConfigError, match=r"reasoning_end='</think>' has no use with grammar=none"):
+        built(folder, "grammar=none", "grammar.reasoning_end='</think>'")
     with pytest.raises(ConfigError, match=r"reasoning_end='<\|stop\|>' is an eos of the model, which ends requests"):
         built(folder, "grammar.reasoning_end='<|stop|>'")
     with (

@@ -7,18 +7,21 @@ the engine decides itself which ids end a request.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from framework.interfaces import CompiledGrammar, GrammarContext, GrammarSpec
 from framework_grammars.rollback import check_rollback
+from framework_grammars.schema_words import schemas
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from framework_grammars.options import LLGuidanceOptions
+
+_LOWER = ("minimum", "exclusiveMinimum")
 
 
 class LLGuidance:
@@ -47,7 +50,7 @@ class LLGuidance:
         library, text = self._llguidance, spec.text
         options = {"whitespace_flexible": self._options.any_whitespace}
         if spec.kind in ("json", "json_object"):
-            schema = text or '{"type": "object"}'
+            schema = _schema(text) if text else '{"type": "object"}'
             return str(library.LLMatcher.grammar_from_json_schema(schema, overrides=options))
         if spec.kind == "structural_tag":
             return self._tags(json.loads(text))
@@ -75,7 +78,7 @@ class LLGuidance:
         fitting = [t for t in triggers if isinstance(t, str) and t and begin.startswith(t)]
         if not fitting:
             raise ValueError(f"no trigger begins the tag {begin!r}. Triggers: {list(triggers)}")
-        schema: Any = content.get("json_schema", {})
+        schema: Any = json.loads(_schema(json.dumps(content.get("json_schema", {}))))
         return self._llguidance.StructTag(trigger=fitting[0], begin=begin, grammar=schema, end=end)
 
 
@@ -146,6 +149,29 @@ class LLGuidanceMatcher:
         """Whether the one text is the empty one."""
         self.fill(row := np.empty_like(self._bits))
         return not row.any()
+
+
+def _schema(text: str) -> str:
+    """The schema as the library reads it. ValueError for bounds that it does not keep to."""
+    schema = json.loads(text)
+    for path, node in schemas(schema):
+        for word in ("exclusiveMinimum", "exclusiveMaximum"):
+            if _is_let_through(node, word):
+                raise ValueError(
+                    f"at {path}: {word}={node[word]} itself is let through by llguidance, since the other bound is "
+                    "less than 1 away. Use grammar=xgrammar, or bounds that belong to the range"
+                )
+    return "{}" if schema is True else text
+
+
+def _is_let_through(node: Mapping[str, Any], word: str) -> bool:
+    """Whether the range is shorter than 1 and begins, on the side of 0, behind a whole number that is none of it."""
+    sign, others = (1, ("maximum", "exclusiveMaximum")) if word == "exclusiveMinimum" else (-1, _LOWER)
+    numbers = [node[w] for w in (word, *others) if isinstance(node.get(w), int | float)]
+    if node.get("type") == "integer" or word not in node or len(numbers) < 2:
+        return False
+    bound, other = sign * numbers[0], min(sign * n for n in numbers[1:])
+    return bound >= 0 and bound == int(bound) and bound < other < bound + 1
 
 
 def _reason(matcher: Any) -> str:

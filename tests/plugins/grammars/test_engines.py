@@ -163,6 +163,10 @@ def test_json_without_whitespace_is_an_option(name):
 def test_schema_that_names_no_others_allows_none_unless_strict_is_off():
     schema = '{"type": "object", "properties": {"a": {"type": "integer"}}}'
     text = '{"a": 1, "b": 2}'
+    content = {"type": "json_schema", "json_schema": json.loads(schema)}
+    with pytest.raises(ValueError, match=r"itself is let through by llguidance"):
+        tag = {**TAG, "tags": [{**TAG["tags"][0], "content": content}]}
+        grammar.check(GrammarSpec("structural_tag", json.dumps({"format": tag})))
     assert not fits(made("xgrammar"), "json", schema, text)
     assert fits(made("xgrammar", strict=False), "json", schema, text)
     assert fits(made("llguidance"), "json", schema, text)
@@ -269,3 +273,45 @@ def test_grammar_that_xgrammar_prints_is_read_the_same(name):
     library = made("xgrammar")._xgrammar.Grammar
     printed = str(library.from_json_schema(json.dumps(schema)))
     assert str(library.from_ebnf(legible(printed))) == printed
+
+
+@pytest.mark.parametrize(
+    ("bounds", "text"),
+    [({"exclusiveMinimum": 0, "maximum": 0.5}, "0"), ({"exclusiveMinimum": 2, "exclusiveMaximum": 2.25}, "2"),
+     ({"minimum": -0.5, "exclusiveMaximum": 0}, "-0"), ({"exclusiveMinimum": -1.5, "exclusiveMaximum": -1}, "-1")],
+)  # fmt: skip
+def test_bound_that_llguidance_lets_through_is_refused(bounds, text):
+    grammar, schema = made("llguidance"), json.dumps({"type": "number", **bounds})
+    library = grammar._llguidance.LLMatcher
+    matcher = library(grammar._tokenizer, library.grammar_from_json_schema(schema))
+    assert matcher.try_consume_tokens(list(text.encode())) == len(text) and matcher.is_accepting()
+    with pytest.raises(ValueError, match=r"at #: exclusiveM.* itself is let through by llguidance"):
+        grammar.check(GrammarSpec("json", schema))
+    assert not fits(made("xgrammar"), "json", schema, text)
+
+
+NUMBERS = [
+    s + a + f for s in ("", "-") for a in ("0", "1", "2", "9", "10") for f in ("", ".0", ".00", ".25", ".5", ".75")
+]
+
+
+@pytest.mark.parametrize("low", ["minimum", "exclusiveMinimum", None])
+@pytest.mark.parametrize("high", ["maximum", "exclusiveMaximum", None])
+def test_number_outside_of_its_bounds_never_fits(grammar, low, high):
+    for a, b in ((0, 0.5), (0, 1), (-1, 0), (-0.25, 0), (0.5, 2), (1, 1.5), (-2.5, -2), (-2.5, 9.75), (-2, -1)):
+        bounds = {word: value for word, value in ((low, a), (high, b)) if word}
+        try:
+            grammar.check(GrammarSpec("json", schema := json.dumps({"type": "number", **bounds})))
+        except ValueError:
+            assert isinstance(grammar, LLGuidance)
+            continue
+        compiled = grammar.compile(GrammarSpec("json", schema))
+        for text in NUMBERS:
+            matcher, number = compiled.matcher(), float(text)
+            if matcher.accept(text.encode()) and matcher.is_accepting():
+                assert low is None or number > a or (number == a and low == "minimum"), (schema, text)
+                assert high is None or number < b or (number == b and high == "maximum"), (schema, text)
+
+
+def test_schema_that_is_true_allows_any_json(grammar):
+    assert fits(grammar, "json", "true", '[1, {"a": null}]')
