@@ -126,6 +126,7 @@ def _outcomes(suite: Suite, say: Callable[[str], None]) -> Iterator[Outcome]:
     for check, case in suite.checks:
         pairs.setdefault(name_of(check), []).append((check, case))
     longest, width = max(map(len, pairs)), terminal_width()
+    told: dict[str, str] = {}
     with tqdm(total=len(pairs), disable=None, leave=False) as bar:
         for name, own in pairs.items():
             bar.set_description(f"{suite.spec.kind}/{suite.spec.name}: {name}")
@@ -135,7 +136,9 @@ def _outcomes(suite: Suite, say: Callable[[str], None]) -> Iterator[Outcome]:
             except KeyboardInterrupt:
                 say(f"  stopped in {name}")
                 raise
-            _say_all(say, outcome_lines(outcome, longest, width))
+            first = told.setdefault(outcome.reason, name) if outcome.result == "failed" else name
+            shown = outcome if first == name else replace(outcome, reason=f"as {first}")
+            _say_all(say, outcome_lines(shown, longest, width))
             bar.update()
             yield outcome
 

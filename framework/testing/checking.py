@@ -45,10 +45,16 @@ def run_check(check: Check, case: Any) -> Outcome:
     except Skipped as why:
         result, reason = "skipped", str(why)
     except AssertionError as broken:
-        result, reason = "failed", str(broken)
+        result, reason = "failed", f"{broken}{'' if _is_of_a_suite(broken) else _place_of(broken)}"
     except (Exception, SystemExit) as error:  # a component that raises where it should not is what a check is there for
         result, reason = "failed", f"{class_and_text(error)}{_place_of(error)}"
     return Outcome(name_of(check), result, in_one_line(reason), perf_counter() - start)
+
+
+def _is_of_a_suite(broken: AssertionError) -> bool:
+    """Whether a check says it, and not the component itself, or the engine when the component calls it wrongly."""
+    last = traceback.extract_tb(broken.__traceback__)[-1]
+    return Path(last.filename).is_relative_to(Path(__file__).parent)
 
 
 def _place_of(error: BaseException) -> str:

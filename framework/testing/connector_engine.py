@@ -146,16 +146,21 @@ class ConnectorEngine:
             self.step()
             if not self.scheduler.has_work() and not self._in_flight:
                 break
-        free = self.scheduler.stats()["num_free_blocks"]
-        assert free == self._num_blocks - 1, (
-            f"{self._books.name}: {free} of {self._num_blocks - 1} blocks are free after {MAX_STEPS} steps; kept "
-            f"{sorted(self._books.kept)}, loading {sorted(self._books.loading)}"
-        )
+        self._assert_nothing_is_left()
         for request in self._requests.values():
             if request.finish_reason == "length":
                 assert request.output_token_ids == _expected(request), (
                     f"{self._books.name}: request {request.request_id} drew otherwise than alone"
                 )
+
+    def _assert_nothing_is_left(self) -> None:
+        books, stats = self._books, self.scheduler.stats()
+        left = [name for name, request in self._requests.items() if request.status is not RequestStatus.FINISHED]
+        when = f"{MAX_STEPS} steps and {stats['num_preemptions']} preemptions" if left else "the last request"
+        assert not left and stats["num_free_blocks"] == self._num_blocks - 1, (
+            f"{books.name}: {stats['num_free_blocks']} of {self._num_blocks - 1} blocks are free after {when}; kept"
+            f" {sorted(books.kept)}, loading {sorted(books.loading)}, not ended {left}"
+        )
 
     def _take_step(self) -> None:
         scheduled, future = self._in_flight[0]

@@ -85,6 +85,19 @@ def test_lines_come_as_checks_end_and_an_interrupt_names_the_one_that_ran(typed_
     assert last == "  stopped in reused row keeps nothing"
 
 
+def test_reason_that_several_checks_give_is_told_once(typed_here, monkeypatch):
+    from framework_samplers.temperature import Temperature
+
+    def breaks(self, logits, rows):
+        raise RuntimeError("out of cheese")
+
+    monkeypatch.setattr(Temperature, "apply", breaks)
+    code, out, _ = typed_here("check", "stage/temperature")
+    failed = [line.split("  ")[-1].strip() for line in out.splitlines() if line.startswith("  failed")]
+    assert code == 1 and failed[0].startswith("RuntimeError: out of cheese (test_check.py:")
+    assert set(failed[1:-1]) == {"as reused row keeps nothing"}
+
+
 @pytest.mark.parametrize(("width", "most"), [(60, 60), (80, 80), (200, 200), (None, 400)])
 def test_reason_stands_beside_its_check_where_there_is_room_and_below_elsewhere(width, most):
     reason = "stage/x: this is what is wrong with it, " * 6

@@ -53,6 +53,11 @@ class NamesAStranger(Fcfs):
         return self.last[0]
 
 
+class DisplacesTheFirst(Fcfs):
+    def victim(self, running):
+        return running[0]
+
+
 class MarksRequests(Fcfs):
     def admit(self, request, budget):
         request.priority -= 1
@@ -152,6 +157,7 @@ FAULTS = [
     (policies.CHECKS, PolicyCase(SortsTheSchedulersList), "order is a permutation", "changes the list"),
     (policies.CHECKS, PolicyCase(AnswersNone), "admit says true or false", "admit answers None"),
     (policies.CHECKS, PolicyCase(NamesAStranger), "victim is one of those that run", "which does not run"),
+    (policies.CHECKS, PolicyCase(DisplacesTheFirst), "tokens do not depend on it", "loading [], not ended ['r"),
     (policies.CHECKS, PolicyCase(MarksRequests), "requests are left alone", "changes a request"),
     (schedulers.CHECKS, SchedulerCase(ForgetsABlock), "every request gets its tokens", "are free"),
     (schedulers.CHECKS, SchedulerCase(TakesTooMany), "every request gets its tokens", "TakesTooMany: a step of"),

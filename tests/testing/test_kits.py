@@ -101,3 +101,15 @@ def test_value_that_validate_lets_pass_and_wants_cannot_take_fails_the_check_of_
         for one in (run_check(*pair) for pair in suite_of(plugins(PassesAll), "stage", "counting").checks[4:8])
     }
     assert "validate accepts extra_args rate=" in outcomes["bad parameters are refused"].reason, outcomes
+
+
+def test_assertion_of_the_component_itself_is_told_with_its_place():
+    def check_something(case):
+        case()
+
+    def broken():
+        raise AssertionError("what the component asserts")
+
+    outcome = run_check(check_something, broken)
+    assert outcome.reason.startswith("what the component asserts (test_kits.py:")
+    assert outcome.reason.endswith(" in broken)")
