@@ -65,6 +65,7 @@ class AsyncStream(AsyncIterator[RequestOutput]):
     async def _next(self) -> RequestOutput:
         if self._listener is None:
             self._listener = _Listener(asyncio.get_running_loop())
+            await self._llm._prepare(self._request[2])
             await self._llm._ask(self._llm._add, *self._request, self._listener)
         event = await self._listener.queue.get()
         if isinstance(event, BaseException):
@@ -155,6 +156,15 @@ class AsyncLLM:
 
     def _new_id(self) -> str:
         return next(i for i in map(str, self._ids) if i not in self._listeners)
+
+    async def _prepare(self, params: SamplingParams | None) -> None:
+        """Builds the grammar for the first request that has a constraint, beside the steps of others."""
+        if self._is_closed or not self._home.is_here:
+            return  # `_ask` refuses it
+        admission = self._engine.admission
+        asked = getattr(admission.defaults if params is None else params, "structured_outputs", None)
+        if asked is not None and not admission.grammars.is_built:
+            await asyncio.get_running_loop().run_in_executor(None, admission.grammars.build)
 
     async def _ask(self, function: Callable[..., _T], *args: Any) -> _T:
         self._home.refuse_elsewhere()

@@ -6,7 +6,9 @@ Checks run on the caller's thread, compilations beside the steps. What a request
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -28,6 +30,7 @@ class NoGrammars:
     """In the place of `Grammars` where an engine has none. reason: why, and what to do about it."""
 
     name = "none"
+    is_built = True
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -42,6 +45,9 @@ class NoGrammars:
         self, params: SamplingParams, eos_token_ids: frozenset[int], prompt_token_ids: Sequence[int]
     ) -> Constraint | None:
         return None
+
+    def build(self) -> None:
+        """There is nothing to build."""
 
     def close(self) -> None:
         """There is nothing to end."""
@@ -64,8 +70,19 @@ class Grammars:
         self, name: str, label: str, build: Callable[[GrammarContext], Grammar], setting: Setting, max_kept: int
     ) -> None:
         self.name = name
-        self._label, self._build, self._setting, self._max_kept = label, build, setting, max_kept
+        self._label, self._make, self._setting, self._max_kept = label, build, setting, max_kept
         self._compiler: Compiler | None = None
+        self._building = threading.Lock()
+
+    @property
+    def is_built(self) -> bool:
+        return "_grammar" in vars(self)
+
+    def build(self) -> None:
+        """Makes the grammar, which may take seconds, on any thread. What goes wrong is told by `check`, which comes to
+        the same."""
+        with self._building, suppress(Exception):
+            _ = self._grammar
 
     def check(self, params: SamplingParams) -> None:
         """RequestError, with the grammar's own reason, for a constraint that it cannot serve."""
@@ -139,7 +156,7 @@ class Grammars:
             special_tokens=_names(tokenizer, tokenizer.special_ids, self._setting.vocab_size),
             encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
         )
-        return self._build(ctx)
+        return self._make(ctx)
 
 
 def _names(tokenizer: Tokenizer, ids: Collection[int], vocab_size: int) -> dict[int, str]:

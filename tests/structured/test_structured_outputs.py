@@ -1,5 +1,6 @@
 """Structured output from outside: both grammars, a step at a time and with steps in flight, over a crafted model."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from framework import LLM, SamplingParams, StructuredOutputsParams
+from framework import LLM, AsyncLLM, SamplingParams, StructuredOutputsParams
 from framework.config import Config, EngineOptions, GrammarConfig, KVCacheConfig, ModelConfig, SchedulerConfig
 from framework.engine.build import build_engine
 from framework.engine.choice import choose
@@ -17,6 +18,7 @@ from framework.errors import ConfigError, PluginError, RequestError
 from framework.interfaces import Capabilities
 from framework.plugins import ComponentSpec, Registry
 from framework.scheduler import Scheduler
+from framework.structured.vocabulary import read
 
 from .crafted import END, SMALL, STOP, THINK_END
 from .words import Words, WordsMatcher
@@ -265,6 +267,28 @@ with LLM({folder!r}, overrides={[*SMALL, "grammar=xgrammar"]!r}) as llm:
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["False", "False", "True", "False"]
+
+
+def test_async_engine_builds_its_grammar_once_and_beside_its_steps(folder, grammar, monkeypatch):
+    threads = []
+
+    def watched(*args):
+        threads.append(threading.current_thread().name)
+        return read(*args)
+
+    monkeypatch.setattr("framework.structured.grammars.read", watched)
+
+    async def last(llm, params):
+        return [output async for output in llm.generate([5], params)][-1].outputs[0].text
+
+    async def texts():
+        async with AsyncLLM(folder, overrides=[*SMALL, grammar]) as llm:
+            return await asyncio.gather(
+                *(last(llm, asks(choice=[c])) for c in ("yes", "no")), last(llm, SamplingParams())
+            )
+
+    assert asyncio.run(texts())[:2] == ["yes", "no"]
+    assert len(threads) == 1 and threads[0] != "framework-engine"
 
 
 def test_report_says_which_grammar_was_taken(folder):
