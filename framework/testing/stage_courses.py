@@ -179,7 +179,7 @@ def check_equal_runs_are_equal(case: StageCase) -> None:
 
 
 def check_each_request_draws_by_its_own_seed(case: StageCase) -> None:
-    """A stage that draws takes the row's seed and position: other seeds give other tokens, and not all the same."""
+    """A stage that draws takes the row's seed and position: others give other tokens, and not all the same."""
     if case.target.spec.kind != "select" or "argmax" in case.target.spec.caps.keeps:
         raise Skipped("the stage does not draw")
     drawing = [params for params in case.wanting if not params.is_greedy]
@@ -192,6 +192,8 @@ def check_each_request_draws_by_its_own_seed(case: StageCase) -> None:
         bench.add(ROW, drawing[0], number=number)
         drawn.append(int(bench.step([ROW], flat, [5])))
     assert len(set(drawn)) > 4, f"{case.name}: eight seeds draw {sorted(set(drawn))} of {VOCAB_SIZE} equal logits"
+    drawn = [int(bench.step([ROW], flat, [5])) for _ in range(8)]
+    assert len(set(drawn)) > 4, f"{case.name}: eight positions draw {sorted(set(drawn))} of {VOCAB_SIZE} equal logits"
 
 
 def check_place_0_of_a_pool_stays_neutral(case: StageCase) -> None:

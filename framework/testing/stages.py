@@ -25,6 +25,7 @@ from framework.sampling.pipeline import SamplerPipeline
 from framework.testing.checking import Skipped, assert_all
 from framework.testing.stage_bench import (
     NUM_ROWS,
+    PROMPT,
     VOCAB_SIZE,
     HostColumn,
     StageBench,
@@ -275,17 +276,22 @@ def check_argmax(case: StageCase) -> None:
         raise Skipped("the stage does not declare to keep 'argmax'")
     if bench.spec.kind == "observe":
         raise Skipped("an observer changes no logits")
-    req_idx = list(range(1, NUM_ROWS))
-    logits, rows = logits_of(len(req_idx)), beginning(req_idx)
+    rows = beginning(list(range(1, NUM_ROWS)))
+    for token in (None, 0, *PROMPT, VOCAB_SIZE - 1):  # by a little, so that it is the stage's rule that decides
+        logits = logits_of(len(rows.req_idx))
+        if token is not None:
+            logits[:, token] = logits.amax(-1) + 0.25
+        assert _keeps_the_best(bench, logits, rows), f"{case.name}: declares to keep argmax and does not"
+
+
+def _keeps_the_best(bench: StageBench, logits: Tensor, rows: Rows) -> bool:
     top, ids = best(logits)
     out = bench.run(logits, rows)
     if bench.spec.kind == "select":
-        kept = out == ids
-    elif bench.spec.kind == "threshold":
-        kept = (out[:, 0] <= top) & (top <= out[:, 1])
-    else:
-        kept = out.gather(1, ids.unsqueeze(1)).squeeze(1) == out.amax(-1)
-    assert bool(kept.all()), f"{case.name}: declares to keep argmax and does not"
+        return bool((out == ids).all())
+    if bench.spec.kind == "threshold":
+        return bool(((out[:, 0] <= top) & (top <= out[:, 1])).all())
+    return bool((out.gather(1, ids.unsqueeze(1)).squeeze(1) == out.amax(-1)).all())
 
 
 def check_unused_stage_costs_nothing(case: StageCase) -> None:

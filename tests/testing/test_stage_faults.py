@@ -5,11 +5,12 @@ import torch
 
 from framework import SamplingParams
 from framework.batch import PER_TOKEN, Field
+from framework.interfaces import Capabilities
 from framework.sampling.history import taken
 from framework.testing.checking import name_of, run_check
 from framework.testing.stages import CHECKS, StageCase
 
-from .sound_stages import Counting, Draws, Floor, NotTwice, Telling, paying
+from .sound_stages import EVERY_WORD, Counting, Draws, Floor, NotTwice, Telling, paying
 
 SOUND = {
     "counting": StageCase(Counting, paying("counting", 0.5, 2.0)),
@@ -171,6 +172,14 @@ class SortsThePrompt:
     def add_request(self, req_idx, params, request):
         NotTwice.add_request(self, req_idx, params, request)
         request.token_ids.sort()
+
+
+@fault(Draws, "each request draws by its own seed", "eight positions draw")
+class DrawsTheSameAtEveryPosition:
+    def select(self, logits, rows, lo, hi):
+        from framework.sampling.draw import draw
+
+        return draw(logits, rows.seed, torch.zeros_like(rows.position), lo, hi)
 
 
 # ------------------------------------------------------------------------------------------------ captured steps
@@ -346,6 +355,17 @@ class RaisesTypeErrors:
 class WantsEverybody:
     def wants(self, params):
         return True
+
+
+@fault(NotTwice, "argmax", "keep argmax and does not")
+class SaysThatTheBestTokenStays:
+    spec = NotTwice.spec.__class__(
+        "not_twice",
+        kind="mask",
+        fields=NotTwice.spec.fields,
+        caps=Capabilities(keeps=EVERY_WORD | {"argmax"}),
+        extra_args=("rate",),
+    )
 
 
 @fault(Floor, "argmax", "keep argmax and does not")
