@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from framework.errors import ConfigError, PluginError, did_you_mean
 from framework.plugins import KINDS, ComponentSpec, Registry, registry
 from framework.runs import Incomplete
 from framework.runs.options import CheckOptions
+from framework.runs.signals import raised_signals
 from framework.runs.table import paragraph, table, terminal_width, title, wrapped
 from framework.runs.unread import OF_BENCH, refuse_texts, refuse_unread
 
@@ -131,7 +133,7 @@ def _outcomes(suite: Suite, say: Callable[[str], None]) -> Iterator[Outcome]:
         for name, own in pairs.items():
             bar.set_description(f"{suite.spec.kind}/{suite.spec.name}: {name}")
             try:
-                with redirect_stdout(sys.stderr):
+                with _interruptible(), redirect_stdout(sys.stderr):
                     outcome = _merged([run_check(check, case) for check, case in own])
             except KeyboardInterrupt:
                 say(f"  stopped in {name}")
@@ -141,6 +143,11 @@ def _outcomes(suite: Suite, say: Callable[[str], None]) -> Iterator[Outcome]:
             _say_all(say, outcome_lines(shown, longest, width))
             bar.update()
             yield outcome
+
+
+def _interruptible() -> AbstractContextManager[None]:
+    """A signal, which elsewhere ends a program at once, raises: a check that hangs is named."""
+    return raised_signals() if threading.current_thread() is threading.main_thread() else nullcontext()
 
 
 def _merged(outcomes: Sequence[Outcome]) -> Outcome:
