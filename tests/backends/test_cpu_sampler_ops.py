@@ -197,8 +197,10 @@ def test_bounds_are_those_of_the_stages_whatever_tier_finds_them(words):
 
 def test_rough_masses_decide_nothing_that_exact_ones_decide_otherwise(monkeypatch):
     made = []
-    exact = cpu_thresholds._Aim._exact
-    monkeypatch.setattr(cpu_thresholds._Aim, "_exact", lambda aim, rows: made.append(len(rows)) or exact(aim, rows))
+    exact = cpu_thresholds._Search._exact
+    monkeypatch.setattr(
+        cpu_thresholds._Search, "_exact", lambda search, rows: made.append(len(rows)) or exact(search, rows)
+    )
     monkeypatch.setattr(cpu_thresholds, "ROUGH", 0.05)  # so that rows are unsure
     logits = rows_of_kinds(9000).float()
     for p in (0.3, 0.9):

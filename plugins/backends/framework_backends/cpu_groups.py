@@ -29,8 +29,8 @@ what is far below the best has no share in the sum: 2e-6 in a vocabulary of a mi
 _LOG2_E = 1.4426950408889634
 _BLOCK = 4 * BLOCK
 """Most logits that are looked at together: operations on a block cost two threads as much again as its values do."""
-_FEW_BEST = 64
-"""Up to so many best tokens a partial sort of their groups is quicker than a list of all that reach a bound."""
+_STEPS, _NUM_STEPS = 4, 128
+"""Steps of a distance of 1 between a group's best token and its row's, and how many are told apart."""
 _SAMPLE = 16
 """One id of so many is looked at in order to guess a value that about so many tokens reach."""
 
@@ -52,39 +52,41 @@ class Groups:
             logits = functional.pad(logits, (0, missing), value=-torch.inf)
         self.num_rows, self.num_groups = len(logits), logits.shape[1] // GROUP
         self._tokens, self._factor = logits.reshape(-1, GROUP), factor
+        self._last: tuple[Places, Floats, Floats] | None = None
         self._is_rough = with_mass == "rough"
-        best = torch.empty(self.num_rows, self.num_groups)
+        best, top = torch.empty(self.num_rows, self.num_groups), torch.empty(self.num_rows, 1)
         mass = torch.empty_like(best) if with_mass else None
         for rows in self._row_blocks():
-            self._measure(rows, best[rows], None if mass is None else mass[rows])
+            self._measure(rows, best[rows], top[rows], None if mass is None else mass[rows])
         self.best: Floats = best.numpy()
         self.mass: Floats | None = None if mass is None else mass.numpy()
-        self.top: Floats = self.best.max(1)
+        self.top: Floats = top.view(-1).numpy()
 
     def _row_blocks(self) -> Iterator[slice]:
         step = max(1, _BLOCK // (self.num_groups * GROUP))
         return (slice(at, min(at + step, self.num_rows)) for at in range(0, self.num_rows, step))
 
-    def _measure(self, rows: slice, best: Tensor, mass: Tensor | None) -> None:
+    def _measure(self, rows: slice, best: Tensor, top: Tensor, mass: Tensor | None) -> None:
         tokens = self._tokens[rows.start * self.num_groups : rows.stop * self.num_groups]
         factor = None if self._factor is None else torch.from_numpy(self._factor[rows]).unsqueeze(1)
-        if mass is None:
-            torch.amax(_better_halves(tokens).float(), -1, out=best.view(-1))
-            if factor is not None:
-                best.mul_(factor)  # of a positive factor, the largest product is that of the largest
-            return
-        is_own, tokens = tokens.dtype != torch.float32, tokens.float()
+        is_own = mass is not None and tokens.dtype != torch.float32
+        tokens = _better_halves(tokens).float() if mass is None else tokens.float()
         torch.amax(tokens, -1, out=best.view(-1))
-        weights = tokens.view(len(best), -1) if is_own else tokens.view(len(best), -1).clone()
         if factor is not None:
-            best.mul_(factor)
-            weights.mul_(factor)
-        weights.sub_(best.amax(1, keepdim=True))
+            best.mul_(factor)  # of a positive factor, the largest product is that of the largest
+        torch.amax(best, 1, keepdim=True, out=top)
+        if mass is not None:
+            weights = tokens.view(len(best), -1) if is_own else tokens.view(len(best), -1).clone()
+            self._weigh(weights if factor is None else weights.mul_(factor), top)
+            torch.sum(weights.view(-1, GROUP), -1, out=mass.view(-1))
+
+    def _weigh(self, tokens: Tensor, top: Tensor) -> None:
+        """exp(token - top), in place."""
+        tokens.sub_(top)
         if self._is_rough:
-            weights.mul_(_LOG2_E).exp2_()
+            tokens.mul_(_LOG2_E).exp2_()
         else:
-            weights.exp_()
-        torch.sum(weights.view(-1, GROUP), -1, out=mass.view(-1))
+            tokens.exp_()
 
     def tokens(self, flat: Places) -> Tensor:
         """[n, 128] tokens of the groups at flat places; nobody else's memory."""
@@ -142,25 +144,44 @@ class Groups:
 
     def falling(self, rows: Places, count: NDArray[np.int64]) -> Floats:
         """[n, m] tokens of `rows`, the best first: at least count [n] of each row if it has so many; then -inf."""
-        most = int(count.max())
-        if most <= _FEW_BEST and most * 2 <= self.num_groups:
-            return self._few_best(rows, most)
         bound = self._reached_by(rows, count)
-        place, _, tokens = self.reaching(rows, bound)
-        short = np.flatnonzero((np.bincount(place, minlength=len(rows)) < count) & (bound > -np.inf))
+        values, found = self._listed_from(rows, bound)
+        short = np.flatnonzero((found < count) & (bound > -np.inf))
         if len(short):
             bound[short] = -np.inf
-            place, _, tokens = self.reaching(rows, bound)
-        listed = _listed(len(rows), place, -tokens, np.inf)
-        listed.sort(axis=1)
-        return np.negative(listed, out=listed)
+            values, _ = self._listed_from(rows, bound)
+        return values
 
-    def _few_best(self, rows: Places, count: int) -> Floats:
-        """[n, count] best tokens of `rows`: they stand in the `count` groups of the best tokens."""
-        group = torch.from_numpy(self.best[rows]).topk(count, sorted=False).indices.numpy()
-        tokens = self.tokens((group + rows[:, None] * self.num_groups).reshape(-1))
-        best: Floats = tokens.view(len(rows), -1).topk(count).values.numpy()
-        return best
+    def falling_to(self, rows: Places, bound: Floats) -> Floats:
+        """[n, m] all tokens of `rows` that are at least bound [n], the best first, and what was listed beyond."""
+        if self._last is not None:
+            last_rows, last_bound, values = self._last
+            if np.array_equal(rows, last_rows) and bool((bound >= last_bound).all()):
+                return values
+        return self._listed_from(rows, bound)[0]
+
+    def likely_bound(self, rows: Places, share: NDArray[np.float64]) -> Floats:
+        """[n] that the tokens which make up share [n] of a row's mass are likely to reach; `mass` must be there.
+
+        The groups whose best tokens reach it have that share: they are counted by the distance from the row's best.
+        """
+        assert self.mass is not None
+        top, mass = self.top[rows, None], self.mass[rows]
+        step = np.fmin((top - self.best[rows]) * _STEPS, _NUM_STEPS - 1).astype(np.int64)  # of NaN the last
+        step += np.arange(len(rows))[:, None] * _NUM_STEPS
+        by_step = np.bincount(step.reshape(-1), mass.reshape(-1), len(rows) * _NUM_STEPS).reshape(len(rows), -1)
+        reached = by_step.cumsum(1)
+        place = (reached < (share * reached[:, -1])[:, None]).sum(1)
+        bound: Floats = top[:, 0] - (place + 1).astype(np.float32) / np.float32(_STEPS)
+        bound[place == _NUM_STEPS - 1] = -np.inf
+        return bound
+
+    def _listed_from(self, rows: Places, bound: Floats) -> tuple[Floats, Places]:
+        """([n, m] tokens that are at least bound [n], the best first, then -inf; how many they are [n])."""
+        place, _, tokens = self.reaching(rows, bound)
+        values: Floats = _listed(len(rows), place, _sorted(place, tokens), -np.inf)
+        self._last = rows, bound, values
+        return values, np.bincount(place, minlength=len(rows))
 
     def _reached_by(self, rows: Places, count: NDArray[np.int64]) -> Floats:
         """[n] value that `count` tokens of each row reach: at least so many for a few, about that for more."""
@@ -186,6 +207,16 @@ def _better_halves(tokens: Tensor) -> Tensor:
         return tokens
     half = GROUP // 2
     return torch.maximum(tokens[:, :half], tokens[:, half:])
+
+
+def _sorted(place: Places, tokens: Floats) -> Floats:
+    """Tokens of each place in falling order; place [n] rises. One sort of integers, as those of many rows are few."""
+    bits = tokens.view(np.int32)
+    rising = bits ^ (bits >> 31 & 0x7FFFFFFF)
+    keys = place << 32 | ~rising.astype(np.int64) + 2**31
+    keys.sort()
+    rising = (~((keys & 0xFFFFFFFF) - 2**31)).astype(np.int32)
+    return (rising ^ (rising >> 31 & 0x7FFFFFFF)).view(np.float32)
 
 
 def _listed(num_rows: int, place: Places, values: NDArray[Any], fill: float, width: int = 1) -> NDArray[Any]:

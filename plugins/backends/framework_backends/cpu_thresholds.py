@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     Places = NDArray[np.int64]
 
 
+_BEYOND = 0.15
+"""Share of what a nucleus leaves out that the groups of the best tokens may leave out, so that those alone reach it."""
+
+
 def min_p(groups: Groups, lo: Floats, log_min_p: Floats) -> Floats:
     """log_min_p [L], -inf for rows without."""
     return np.maximum(lo, groups.top + log_min_p)
@@ -40,49 +44,69 @@ def top_k(groups: Groups, lo: Floats, k: NDArray[np.int32]) -> Floats:
 
 
 def top_p(groups: Groups, lo: Floats, p: Floats) -> Floats:
-    """p [L], 1 for rows without. Which tier settles a row depends on that row alone."""
-    left = np.flatnonzero(p < 1)
-    if not len(left):
+    """p [L], 1 for rows without. What settles a row depends on that row alone."""
+    rows = np.flatnonzero(p < 1)
+    if not len(rows):
         return lo
-    floor = np.full_like(lo, -np.inf)
-    aim = _Aim(groups, lo, p, left)
-    for count in _tiers(groups):
-        values = groups.falling(left, np.full(len(left), count))
-        weights = torch.from_numpy(values - groups.top[left, None]).exp_().numpy()
-        weights *= values >= lo[left, None]
-        mass = weights.cumsum(1, dtype=np.float64)
-        floor[left] = values[np.arange(len(left)), aim.num_before(left, mass[:, :-1])]
-        left = left[mass[:, -1] < aim.most[left]]
-        if not len(left):
-            break
-    return np.maximum(lo, floor)
+    search = _Search(groups, lo, p, rows)
+    if (lo[rows] > -np.inf).all():
+        search.look_at_all_kept()
+    else:
+        search.look_at_best()
+    return np.maximum(lo, search.floor)
 
 
-class _Aim:
-    """The mass that each row's nucleus has to reach, between least and most, float64 [L]: one number unless the mass of
-    a row is rough. Rows [n] are those with a nucleus."""
+class _Search:
+    """The smallest token of the nucleus of each row, `floor` [L]; rows [n] `left` have not found theirs.
+
+    What a nucleus has to reach lies between least and most, float64 [L]: one number unless the row's mass is rough.
+    """
 
     def __init__(self, groups: Groups, lo: Floats, p: Floats, rows: Places) -> None:
-        self._groups, self._lo, self._p = groups, lo, p.astype(np.float64)
-        self.least, self.most = np.zeros(len(p)), np.zeros(len(p))
+        self._groups, self._lo, self._p, self.left = groups, lo, p.astype(np.float64), rows
+        self.floor = np.full_like(lo, -np.inf)
+        self._least, self._most = np.zeros(len(p)), np.zeros(len(p))
+
+    def look_at_all_kept(self) -> None:
+        values = self._groups.falling_to(self.left, self._lo[self.left])
+        mass = self._running_mass(values)
+        self._aim(self.left, mass[:, -1], ROUGH)
+        self._settle(values, mass)
+
+    def look_at_best(self) -> None:
+        groups, left = self._groups, self.left
         if groups.mass is None:
-            self._set(rows, self._exact(rows), 0.0)
+            self._aim(left, self._exact(left), 0.0)
         else:
-            self._set(rows, groups.mass[rows].sum(1, dtype=np.float64), ROUGH)
+            self._aim(left, groups.mass[left].sum(1, dtype=np.float64), ROUGH)
+            values = groups.falling_to(left, groups.likely_bound(left, 1 - (1 - self._p[left]) * _BEYOND))
+            self._settle(values, self._running_mass(values))
+        for count in _tiers(groups):
+            if not len(self.left):
+                break
+            values = groups.falling(self.left, np.full(len(self.left), count))
+            self._settle(values, self._running_mass(values))
 
-    def num_before(self, rows: Places, mass: NDArray[np.float64]) -> Places:
-        """[n] how many of the best tokens do not reach it; mass [n, m] of them and those before. Of a row that least
-        and most do not agree about, the mass is made exactly."""
-        count = (mass < self.least[rows, None]).sum(1)
-        unsure = np.flatnonzero(count != (mass < self.most[rows, None]).sum(1))
+    def _running_mass(self, values: Floats) -> NDArray[np.float64]:
+        """[n, m] mass of each token and those before it, of tokens [n, m] of the rows that are left."""
+        weights = torch.from_numpy(values - self._groups.top[self.left, None]).exp_().numpy()
+        weights *= values >= self._lo[self.left, None]
+        return weights.cumsum(1, dtype=np.float64)
+
+    def _settle(self, values: Floats, mass: NDArray[np.float64]) -> None:
+        """Best tokens of the rows that are left [n, m], with their running mass."""
+        rows, before = self.left, mass[:, :-1]
+        count = (before < self._least[rows, None]).sum(1)
+        unsure = np.flatnonzero(count != (before < self._most[rows, None]).sum(1))
         if len(unsure):
-            self._set(rows[unsure], self._exact(rows[unsure]), 0.0)
-            count[unsure] = (mass[unsure] < self.least[rows[unsure], None]).sum(1)
-        return count
+            self._aim(rows[unsure], self._exact(rows[unsure]), 0.0)
+            count[unsure] = (before[unsure] < self._least[rows[unsure], None]).sum(1)
+        self.floor[rows] = values[np.arange(len(rows)), count]
+        self.left = rows[mass[:, -1] < self._most[rows]]
 
-    def _set(self, rows: Places, total: NDArray[np.float64], error: float) -> None:
+    def _aim(self, rows: Places, total: NDArray[np.float64], error: float) -> None:
         """total [n]: the mass of all tokens of the rows that are at least lo, relative to the best."""
-        self.least[rows], self.most[rows] = self._p[rows] * total * (1 - error), self._p[rows] * total * (1 + error)
+        self._least[rows], self._most[rows] = self._p[rows] * total * (1 - error), self._p[rows] * total * (1 + error)
 
     def _exact(self, rows: Places) -> NDArray[np.float64]:
         groups, mass = self._groups, np.zeros((len(rows), self._groups.num_groups), np.float32)
