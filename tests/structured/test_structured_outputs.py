@@ -27,6 +27,11 @@ SCHEMA = {
     "type": "object", "required": ["a", "b"], "additionalProperties": False,
     "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "y"]}},
 }  # fmt: skip
+SHORT = [
+    "kv_cache.block_size=8",
+    "engine.max_model_len=48",
+    "kv_cache.num_blocks=9",
+]  # of blocks: requests are preempted
 PROMPTS = [[3 + i, 40, 50] for i in range(4)]
 
 
@@ -113,11 +118,18 @@ def test_tokens_are_those_of_every_other_way_to_run(folder, grammar):
     ways = (
         ["engine.async_scheduling=true"],
         ["scheduler.max_num_batched_tokens=2", "engine.async_scheduling=true"],
-        ["kv_cache.block_size=8", "engine.max_model_len=48", "kv_cache.num_blocks=9"],  # preempts
+        SHORT,
+        [*SHORT, "scheduler.preemption=swap"],
         ["scheduler.max_num_seqs=1"],
     )
     for words in ways:
         assert tokens(*words) == expected, words
+
+
+def test_more_constraints_at_a_time_than_are_kept_are_all_served(folder, grammar, steps):
+    with built(folder, grammar, steps, "grammar.max_compiled=2") as llm:
+        outputs = llm.generate([[5]] * 24, [asks(i, regex=f"{i:02}x") for i in range(24)])
+    assert [o.outputs[0].text for o in outputs] == [f"{i:02}x" for i in range(24)]
 
 
 def test_prefix_hits_change_nothing(llm):
