@@ -37,6 +37,8 @@ BATCHES, VOCABS = (1, 8, 64, 256), (128256, 151936)
 TEMPERATURE, TOP_K, TOP_P, MIN_P = 0.8, 50, 0.9, 0.05
 LOGPROBS = (0, 5, 20)
 CPU_ROWS, CPU_STEPS = 32, 24
+CPU_SHARE = 0.05
+"""Of a decode step, what the whole sampler may take of it."""
 
 
 @dataclass
@@ -402,13 +404,14 @@ def on_cpu(cases: Iterable[str]) -> list[Any]:
         "greedy": {"temperature": 0.0}, "temperature": {}, "top-k": {"top_k": TOP_K}, "top-p": {"top_p": TOP_P},
         "top-k top-p": {"top_k": TOP_K, "top_p": TOP_P}, "min-p": {"min_p": MIN_P},
         "penalties": {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2},
+        "grammar": {"structured_outputs": {"regex": "[a-z ]{200}"}, "ignore_eos": False},
         **{f"logprobs {k}": {"logprobs": k} for k in LOGPROBS},
     }  # fmt: skip
     rows = []
     limits = [f"scheduler.max_num_seqs={CPU_ROWS}", "engine.max_model_len=256", "kv_cache.num_blocks=400"]
     with LLM(overrides=["backend=cpu", *limits]) as llm:
         for case, given in ((case, words[case]) for case in cases if case in words):
-            params = SamplingParams(max_tokens=CPU_STEPS, ignore_eos=True, **({"temperature": TEMPERATURE} | given))
+            params = SamplingParams(**{"max_tokens": CPU_STEPS, "ignore_eos": True, "temperature": TEMPERATURE} | given)
             sample, whole = zip(*decode_steps(llm.engine, params), strict=True)
             us, step = 1e6 * statistics.median(sample), 1e6 * statistics.median(whole)
             row = {"batch": CPU_ROWS, "vocab": llm.engine.admission.limits.vocab_size, "case": case}
@@ -425,7 +428,7 @@ def decode_steps(engine: Any, params: Any) -> list[tuple[float, float]]:
     while engine.has_unfinished_requests():
         engine.step()
         step = engine.core.last_step
-        if step.num_tokens == CPU_ROWS:
+        if step.num_rows == CPU_ROWS and not step.num_prompt_tokens:
             found.append((step.seconds["sample"], sum(step.seconds.values())))
     return found
 
@@ -458,6 +461,8 @@ def table(rows: list[Any]) -> str:
     for row in rows:
         is_target = (row["batch"], row["vocab"], row.get("logits")) == (256, 151936, "peaked")
         target = "{} / {}".format(*TARGETS[row["case"]]) if is_target and row["case"] in TARGETS else ""
+        if "share" in row:
+            target = f"{CPU_SHARE} {'held' if row['share'] < CPU_SHARE else 'missed'}"
         cells = [str(row.get(n, "")) for n in ("batch", "vocab", "logits", "case")]
         cells += [cell(row.get(n)) for n in names] + [str(row.get(n, "")) for n in extra] + [target]
         lines.append("| " + " | ".join(cells) + " |")
