@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 _SOURCE = re.compile(r"^\[[\d:]+\] \S+?:\d+: (?:Check failed: .*? is false: )?")
 """How the library's messages begin: time, file and condition, which help no caller."""
-_COUNTED, _COUNTED_OF_JSON = r"_characters ::= (([^\"\\\r\n]))", r"_characters ::= (([^\"\\\0-\x1f]))"
-"""The rule for the characters of a string whose length counts: the library's, which lets control characters through,
-and that of JSON."""
+_COUNTED, _COUNTED_OF_JSON = r"[^\"\\\r\n]", r"[^\"\\\0-\x1f]"
+"""Characters of strings whose length counts: the library's, which let control characters through, and those of JSON."""
 _WITH_SCHEMA = ("json", "structural_tag")
 
 

@@ -226,7 +226,8 @@ def test_count_below_0_is_refused(grammar, word):
 
 @pytest.mark.parametrize(
     "schema",
-    [{"type": "string", "maxLength": 2}, {"type": "object", "propertyNames": {"type": "string", "maxLength": 2}},
+    [{"type": "string", "maxLength": 2}, {"type": ["string", "null"], "maxLength": 1},
+     {"type": "object", "propertyNames": {"type": "string", "maxLength": 2}},
      {"anyOf": [{"type": "string", "minLength": 1}, {"const": "\u00fc\\"}]}],
 )  # fmt: skip
 def test_string_whose_length_counts_holds_no_character_that_json_forbids(schema):
