@@ -19,7 +19,7 @@ from framework.sampling.logprobs import measure, to_host
 from framework.sampling.pipeline import build_pipeline
 from framework.worker.request_table import RequestTable
 from framework_backends import cpu_thresholds
-from framework_backends.cpu_groups import Groups
+from framework_backends.cpu_groups import Groups, rough_error
 from framework_backends.cpu_sampler_ops import CpuSamplerOps
 
 CPU = torch.device("cpu")
@@ -141,8 +141,7 @@ class Pair:
     def agree(self, logits, positions=range(5, 13)):
         for position in positions:
             plain, fused = self.both(logits, position)
-            for name in ("told", "ids"):
-                assert getattr(fused, name).tolist() == getattr(plain, name).tolist(), (name, position)
+            assert fused.told.tolist() == plain.told.tolist(), position
 
 
 def logits_of(count, vocab=700, dtype=torch.bfloat16, spread=2.5, seed=0):
@@ -196,12 +195,9 @@ def test_bounds_are_those_of_the_stages_whatever_tier_finds_them(words):
 
 
 def test_rough_masses_decide_nothing_that_exact_ones_decide_otherwise(monkeypatch):
-    made = []
-    exact = cpu_thresholds._Search._exact
-    monkeypatch.setattr(
-        cpu_thresholds._Search, "_exact", lambda search, rows: made.append(len(rows)) or exact(search, rows)
-    )
-    monkeypatch.setattr(cpu_thresholds, "ROUGH", 0.05)  # so that rows are unsure
+    made, exact = [], cpu_thresholds._exact_mass
+    monkeypatch.setattr(cpu_thresholds, "_exact_mass", lambda *args: made.append(len(args[2])) or exact(*args))
+    monkeypatch.setattr(cpu_thresholds, "rough_error", lambda top: top * 0 + 0.05)  # so that rows are unsure
     logits = rows_of_kinds(9000).float()
     for p in (0.3, 0.9):
         pair = Pair(("top_p", "gumbel"), 9000).add(*[{"top_p": p}] * 6)
@@ -212,6 +208,22 @@ def test_rough_masses_decide_nothing_that_exact_ones_decide_otherwise(monkeypatc
         found = pair.ops.bounds(logits, rows, [("top_p", stage.stage.operands(rows))], lo, hi)[0]
         assert (logits >= found.unsqueeze(1)).tolist() == (logits >= expected.unsqueeze(1)).tolist()
     assert made
+
+
+@pytest.mark.parametrize("words", [{"top_p": 0.9}, {"top_k": 30, "top_p": 0.8}], ids=str)
+def test_rows_far_from_zero_spoil_no_others(words):
+    pair, logits = Pair().add(*[words] * 4, words | {"temperature": 0.003}, words), logits_of(6, dtype=torch.float32)
+    logits[0] += 70
+    logits[1] += 300
+    logits[2, 9] = torch.inf
+    logits[3] -= 300
+    pair.agree(logits)
+
+
+@pytest.mark.parametrize("words", [{"top_p": 0.9}, {"min_p": 0.01, "top_p": 0.9}], ids=str)
+def test_rows_with_other_thresholds_share_a_step(words):
+    pair = Pair().add(words, {"top_k": 5, "top_p": 0.5}, {"top_k": 7}, {"min_p": 0.1, "top_p": 0.7}, words, {})
+    pair.agree(logits_of(6))
 
 
 def test_stages_of_third_parties_run_between_the_operations():
@@ -275,10 +287,19 @@ def test_a_pipeline_tells_the_same_logprobs_by_either_side():
         np.testing.assert_array_equal(getattr(told[0], name), getattr(told[1], name))
 
 
+@pytest.mark.parametrize("far", [-60.0, 0.0, 25.0, 60.0])
+def test_rough_masses_are_as_near_as_they_say(far):
+    logits, factor = rows_of_kinds(9000).float() * 0.5 + far, np.full(6, np.float32(1.05))
+    groups = Groups(logits, factor, with_mass="rough")
+    exact = (logits * torch.from_numpy(factor).unsqueeze(1)).double().exp().sum(1).numpy()
+    off = np.abs(groups.mass.sum(1, dtype=np.float64) / exact - 1)
+    assert (off < rough_error(np.abs(groups.top))).all()
+
+
 @pytest.mark.parametrize("count", [1, 30, 36, 500, 5000, 9000])
 def test_best_tokens_are_as_many_as_asked_for(count):
     logits = rows_of_kinds(9000)
-    falling = Groups(logits).falling(np.arange(6), np.full(6, count))
+    falling = Groups(logits).falling(np.arange(6), np.full(6, count)).padded()
     assert falling.shape[1] >= count
     expected = logits.float().sort(1, descending=True).values[:, :count].numpy()
     np.testing.assert_array_equal(falling[:, :count], expected)

@@ -59,7 +59,7 @@ def _least_scores(groups: Groups, rows: Places, lo: Floats | None, key: Key) -> 
     if lo is None:
         noise = gumbel_np(random_bits(key, group))
         return np.add(least, noise, out=least), noise
-    row, kept = np.nonzero(best >= lo[rows, None])
+    row, kept = np.divmod(np.flatnonzero(best >= lo[rows, None]), groups.num_groups)
     noise = np.full_like(least, -np.inf)
     noise[row, kept] = gumbel_np(random_bits((key[0][row, 0], key[1][row, 0]), group[kept]))
     return np.add(least, noise, out=least), noise

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
     Places = NDArray[np.int64]
 
-ROUGH = 1e-5
-"""Relative error that a row's rough mass may have. A power of two of x log2(e) is off by |x| 2^-24 at the most, and
-what is far below the best has no share in the sum: 2e-6 in a vocabulary of a million."""
+ROUGH_TOP = 64.0
+"""How far from 0 the best token of a row may be whose rough mass is used."""
 _LOG2_E = 1.4426950408889634
 _BLOCK = 4 * BLOCK
 """Most logits that are looked at together: operations on a block cost two threads as much again as its values do."""
@@ -35,13 +34,40 @@ _SAMPLE = 16
 """One id of so many is looked at in order to guess a value that about so many tokens reach."""
 
 
+class Falling:
+    """Tokens of rows [n] in falling order, row behind row: `place` in `rows` and token of each; all that reach bound
+    [n] of their row, count [n] of each."""
+
+    def __init__(self, rows: Places, bound: Floats, place: Places, tokens: Floats) -> None:
+        self.rows, self.bound, self.place, self.tokens = rows, bound, place, tokens
+        self.count = np.bincount(place, minlength=len(rows))
+        self.start = np.cumsum(self.count) - self.count
+
+    def at(self, index: Places) -> Floats:
+        """[n] token at the index of each row, its last one behind its end; -inf of a row without."""
+        if not len(self.tokens):
+            return np.full(len(self.rows), -np.inf, np.float32)
+        at = self.start + np.minimum(index, self.count - 1)
+        return np.where(self.count > 0, self.tokens[at], np.float32(-np.inf))
+
+    def of(self, place: int) -> Floats:
+        """[m] tokens of one row."""
+        return self.tokens[self.start[place] : self.start[place] + self.count[place]]
+
+    def padded(self) -> Floats:
+        """[n, m] tokens, completed with -inf."""
+        padded: Floats = _listed(len(self.rows), self.place, self.tokens, -np.inf)
+        return padded
+
+
 class Groups:
     """Rows of logits [L, V] of any float dtype, each times its factor (a positive float32 [L], None for 1).
 
     A flat place is row * num_groups + group; tokens are float32. Ids behind the vocabulary hold -inf.
     best  [L, num_groups] float32 largest of each group; top [L] of each row; NaN where there is one
-    mass  [L, num_groups] float32 sums of exp(token - top), None unless asked for by `with_mass`; within ROUGH of them
-          for "rough", which takes a third of the time, and is not the same to the last bit among other rows
+    mass  [L, num_groups] float32 sums of exp(token - top), None unless asked for by `with_mass`. A "rough" one is of
+          exp(token), NaN for rows whose best is above ROUGH_TOP or below -ROUGH_TOP, within `rough_error` of what it
+          should be, and not the same to the last bit among other rows; it takes a third of the time
     """
 
     def __init__(
@@ -52,7 +78,7 @@ class Groups:
             logits = functional.pad(logits, (0, missing), value=-torch.inf)
         self.num_rows, self.num_groups = len(logits), logits.shape[1] // GROUP
         self._tokens, self._factor = logits.reshape(-1, GROUP), factor
-        self._last: tuple[Places, Floats, Floats] | None = None
+        self._last: Falling | None = None
         self._is_rough = with_mass == "rough"
         best, top = torch.empty(self.num_rows, self.num_groups), torch.empty(self.num_rows, 1)
         mass = torch.empty_like(best) if with_mass else None
@@ -61,6 +87,8 @@ class Groups:
         self.best: Floats = best.numpy()
         self.mass: Floats | None = None if mass is None else mass.numpy()
         self.top: Floats = top.view(-1).numpy()
+        if self.mass is not None and self._is_rough:
+            self.mass[~(np.abs(self.top) <= ROUGH_TOP)] = np.nan
 
     def _row_blocks(self) -> Iterator[slice]:
         step = max(1, _BLOCK // (self.num_groups * GROUP))
@@ -77,16 +105,17 @@ class Groups:
         torch.amax(best, 1, keepdim=True, out=top)
         if mass is not None:
             weights = tokens.view(len(best), -1) if is_own else tokens.view(len(best), -1).clone()
-            self._weigh(weights if factor is None else weights.mul_(factor), top)
+            self._weigh(weights, factor, top)
             torch.sum(weights.view(-1, GROUP), -1, out=mass.view(-1))
 
-    def _weigh(self, tokens: Tensor, top: Tensor) -> None:
-        """exp(token - top), in place."""
-        tokens.sub_(top)
+    def _weigh(self, tokens: Tensor, factor: Tensor | None, top: Tensor) -> None:
+        """exp(token - top) of tokens without their factor, in place; a rough one is exp(token)."""
         if self._is_rough:
-            tokens.mul_(_LOG2_E).exp2_()
-        else:
-            tokens.exp_()
+            tokens.mul_(_LOG2_E if factor is None else factor * _LOG2_E).exp2_()
+            return
+        if factor is not None:
+            tokens.mul_(factor)
+        tokens.sub_(top).exp_()
 
     def tokens(self, flat: Places) -> Tensor:
         """[n, 128] tokens of the groups at flat places; nobody else's memory."""
@@ -142,23 +171,27 @@ class Groups:
         at = found // GROUP
         return place[at], group[at] % self.num_groups * GROUP + found % GROUP, tokens.reshape(-1)[found]
 
-    def falling(self, rows: Places, count: NDArray[np.int64]) -> Floats:
-        """[n, m] tokens of `rows`, the best first: at least count [n] of each row if it has so many; then -inf."""
+    def falling(self, rows: Places, count: NDArray[np.int64]) -> Falling:
+        """At least count [n] tokens of each row, the best first, if it has so many."""
         bound = self._reached_by(rows, count)
-        values, found = self._listed_from(rows, bound)
-        short = np.flatnonzero((found < count) & (bound > -np.inf))
+        found = self._from(rows, bound)
+        short = np.flatnonzero((found.count < count) & (bound > -np.inf))
         if len(short):
             bound[short] = -np.inf
-            values, _ = self._listed_from(rows, bound)
-        return values
+            found = self._from(rows, bound)
+        return found
 
-    def falling_to(self, rows: Places, bound: Floats) -> Floats:
-        """[n, m] all tokens of `rows` that are at least bound [n], the best first, and what was listed beyond."""
-        if self._last is not None:
-            last_rows, last_bound, values = self._last
-            if np.array_equal(rows, last_rows) and bool((bound >= last_bound).all()):
-                return values
-        return self._listed_from(rows, bound)[0]
+    def falling_to(self, rows: Places, bound: Floats) -> Falling:
+        """All tokens of `rows` that are at least bound [n], the best first; more where more were listed before."""
+        last = self._last
+        if last is not None and np.array_equal(rows, last.rows) and bool((bound >= last.bound).all()):
+            return last
+        return self._from(rows, bound)
+
+    def _from(self, rows: Places, bound: Floats) -> Falling:
+        place, _, tokens = self.reaching(rows, bound)
+        self._last = Falling(rows, bound, place, _sorted(place, tokens))
+        return self._last
 
     def likely_bound(self, rows: Places, share: NDArray[np.float64]) -> Floats:
         """[n] that the tokens which make up share [n] of a row's mass are likely to reach; `mass` must be there.
@@ -176,13 +209,6 @@ class Groups:
         bound[place == _NUM_STEPS - 1] = -np.inf
         return bound
 
-    def _listed_from(self, rows: Places, bound: Floats) -> tuple[Floats, Places]:
-        """([n, m] tokens that are at least bound [n], the best first, then -inf; how many they are [n])."""
-        place, _, tokens = self.reaching(rows, bound)
-        values: Floats = _listed(len(rows), place, _sorted(place, tokens), -np.inf)
-        self._last = rows, bound, values
-        return values, np.bincount(place, minlength=len(rows))
-
     def _reached_by(self, rows: Places, count: NDArray[np.int64]) -> Floats:
         """[n] value that `count` tokens of each row reach: at least so many for a few, about that for more."""
         bound = np.full(len(rows), -np.inf, np.float32)
@@ -199,6 +225,15 @@ class Groups:
     def _sample(self, row: int) -> Floats:
         tokens = self._tokens[row * self.num_groups : (row + 1) * self.num_groups, ::_SAMPLE].float().numpy()
         return tokens.reshape(-1) if self._factor is None else tokens.reshape(-1) * self._factor[row]
+
+
+def rough_error(top: Floats) -> Floats:
+    """Relative error that a rough mass of a row may have; top [n] is the size of its best token.
+
+    A token's power of two has a factor and a product that are rounded, each by 2^-24 of the token, and the token itself
+    is. What is far below the best has no share in the sum.
+    """
+    return (top + np.float32(16)) * np.float32(2e-7)
 
 
 def _better_halves(tokens: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ class CpuSamplerOps:
 
     def bounds(self, logits: Tensor, rows: Rows, chain: FusedChain, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
         """See `interfaces.SamplerOps.bounds`."""
-        with np.errstate(invalid="ignore"):  # rows that are not numbers
+        with _quiet():
             found = _narrowed(logits, rows, dict(chain), (lo, hi))[1]
         assert found is not None, chain
         return torch.from_numpy(found), hi
@@ -62,7 +62,7 @@ class CpuSamplerOps:
         operands = dict(chain)
         draws = _column(operands, "draw", "draws", rows) if "draw" in operands else np.zeros(len(logits))
         drawing = np.flatnonzero(draws)
-        with np.errstate(invalid="ignore"):
+        with _quiet():
             groups, lo = _narrowed(logits, rows, operands, interval)
             ids = groups.best_ids() if len(drawing) < len(logits) else np.empty(len(logits), np.int64)
             if len(drawing):
@@ -77,13 +77,18 @@ class CpuSamplerOps:
         off = np.zeros((2, len(ids), 1), np.float32)
         if groups.mass is not None:
             off[0], off[1] = groups.top[:, None], torch.from_numpy(groups.mass).sum(-1, keepdim=True).log_().numpy()
-        with np.errstate(invalid="ignore"):
+        with _quiet():
             value = groups.value(ids.numpy())[:, None]
             above = groups.reaching(np.arange(len(ids)), value[:, 0], strictly=True)[0]
             best_ids, best = groups.first_ids(k)
             told = (value - off[0] - off[1])[:, 0], np.bincount(above, minlength=len(ids)).astype(np.int32) + 1
             top = best_ids, best - off[0] - off[1], _ranks(best)
         return FusedLogprobs(*map(torch.from_numpy, (*told, *top)))
+
+
+def _quiet() -> np.errstate:
+    """No word of rows that are not numbers, or so large that they are not looked at roughly."""
+    return np.errstate(invalid="ignore", over="ignore")
 
 
 def _narrowed(
@@ -107,8 +112,15 @@ def _narrowed(
 
 
 def _needs_all_mass(limits: Mapping[str, NDArray[Any]]) -> bool:
-    """Whether most rows need the mass of every token: it costs least when a block is in the cache anyway."""
-    return limits.keys() == {"top_p"} and bool((limits["top_p"] < 1).mean() > 0.5)
+    """Whether some row's nucleus is one of the whole vocabulary: mass costs least while a block is in the cache."""
+    if "top_p" not in limits:
+        return False
+    is_whole = limits["top_p"] < 1
+    if "top_k" in limits:
+        is_whole &= limits["top_k"] == 0
+    if "min_p" in limits:
+        is_whole &= limits["min_p"] == -np.inf
+    return bool(is_whole.any())
 
 
 def _column(operands: Operands, name: str, word: str, rows: Rows) -> NDArray[Any]:
