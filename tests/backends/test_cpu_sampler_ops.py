@@ -287,7 +287,7 @@ def test_a_pipeline_tells_the_same_logprobs_by_either_side():
         np.testing.assert_array_equal(getattr(told[0], name), getattr(told[1], name))
 
 
-@pytest.mark.parametrize("far", [-60.0, 0.0, 25.0, 60.0])
+@pytest.mark.parametrize("far", [-50.0, 0.0, 25.0, 50.0])
 def test_rough_masses_are_as_near_as_they_say(far):
     logits, factor = rows_of_kinds(9000).float() * 0.5 + far, np.full(6, np.float32(1.05))
     groups = Groups(logits, factor, with_mass="rough")
