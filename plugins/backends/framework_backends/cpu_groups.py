@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ROUGH_TOP = 64.0
 """How far from 0 the best token of a row may be whose rough mass is used."""
 _LOG2_E = 1.4426950408889634
-_BLOCK = 4 * BLOCK
+_BLOCK = 8 * BLOCK
 """Most logits that are looked at together: operations on a block cost two threads as much again as its values do."""
 _STEPS, _NUM_STEPS = 4, 128
 """Steps of a distance of 1 between a group's best token and its row's, and how many are told apart."""
@@ -98,7 +98,7 @@ class Groups:
         tokens = self._tokens[rows.start * self.num_groups : rows.stop * self.num_groups]
         factor = None if self._factor is None else torch.from_numpy(self._factor[rows]).unsqueeze(1)
         is_own = mass is not None and tokens.dtype != torch.float32
-        tokens = _better_halves(tokens).float() if mass is None else tokens.float()
+        tokens = tokens.float()
         torch.amax(tokens, -1, out=best.view(-1))
         if factor is not None:
             best.mul_(factor)  # of a positive factor, the largest product is that of the largest
@@ -234,14 +234,6 @@ def rough_error(top: Floats) -> Floats:
     is. What is far below the best has no share in the sum.
     """
     return (top + np.float32(16)) * np.float32(2e-7)
-
-
-def _better_halves(tokens: Tensor) -> Tensor:
-    """[n, 128] -> [n, 64] the better of two tokens, where half of them is half of a conversion; else [n, 128]."""
-    if tokens.dtype == torch.float32:
-        return tokens
-    half = GROUP // 2
-    return torch.maximum(tokens[:, :half], tokens[:, half:])
 
 
 def _sorted(place: Places, tokens: Floats) -> Floats:
