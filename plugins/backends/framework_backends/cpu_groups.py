@@ -27,7 +27,8 @@ ROUGH_TOP = 64.0
 """How far from 0 the best token of a row may be whose rough mass is used."""
 _LOG2_E = 1.4426950408889634
 _BLOCK = 8 * BLOCK
-"""Most logits that are looked at together: operations on a block cost two threads as much again as its values do."""
+"""Most logits that are looked at together, 8 MB of float32: in smaller blocks what operations cost beside their values
+is more than a nearer cache saves."""
 _STEPS, _NUM_STEPS = 4, 128
 """Steps of a distance of 1 between a group's best token and its row's, and how many are told apart."""
 _SAMPLE = 16

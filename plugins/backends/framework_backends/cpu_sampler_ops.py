@@ -1,7 +1,7 @@
 """`interfaces.SamplerOps` of the host: temperature, thresholds, choice and logprobs with one walk over the logits.
 
-Converts the model's logits in blocks that stay in a cache, keeps the best of each group of 128 ids, and works on the
-few groups that matter from there. Masks, biases and penalties are not fused: they are the stages' own. The sampler
+Converts the model's logits, keeps the best of each group of 128 ids, and works on the few groups that matter from
+there. Masks, biases and penalties are not fused: they are the stages' own. The sampler
 pipeline calls in.
 """
 
