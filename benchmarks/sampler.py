@@ -36,7 +36,7 @@ except ImportError:  # the CPU needs none
 BATCHES, VOCABS = (1, 8, 64, 256), (128256, 151936)
 TEMPERATURE, TOP_K, TOP_P, MIN_P = 0.8, 50, 0.9, 0.05
 LOGPROBS = (0, 5, 20)
-CPU_ROWS, CPU_STEPS = 32, 24
+CPU_ROWS, CPU_STEPS, PROMPT = 32, 24, 136
 CPU_SHARE = 0.05
 """Of a decode step, what the whole sampler may take of it."""
 
@@ -421,10 +421,13 @@ def on_cpu(cases: Iterable[str]) -> list[Any]:
 
 
 def decode_steps(engine: Any, params: Any) -> list[tuple[float, float]]:
-    """(seconds of the sampler, of the whole step) of each step in which all requests decode."""
+    """(seconds of the sampler, of the whole step) of each step in which all requests decode.
+
+    Their prompts are as long as the mean one of the workload of benchmarks/cpu.py, so that a step is one of that.
+    """
     found = []
     for i in range(CPU_ROWS):
-        engine.add_request(str(i), {"prompt_token_ids": list(range(20 + i, 52 + i))}, params)
+        engine.add_request(str(i), {"prompt_token_ids": list(range(20 + i, 20 + PROMPT + i))}, params)
     while engine.has_unfinished_requests():
         engine.step()
         step = engine.core.last_step

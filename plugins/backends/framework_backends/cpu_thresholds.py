@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Places = NDArray[np.int64]
 
 
-_BEYOND = 0.15, 0.01
+_BEYOND = 0.15, 0.0003
 """Share of what a nucleus leaves out that the groups of the best tokens may leave out, so that those alone reach it."""
 
 
