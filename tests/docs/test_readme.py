@@ -54,8 +54,9 @@ def test_numbers_stand_in_the_results_of_a_run_with_their_machine_and_command():
     section = README[README.index("## Numbers") : README.index("## From Python")]
     rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
     assert len(rows) >= 5
-    assert "cores" in section and "`python benchmarks/cpu.py" in section
-    (named,) = re.findall(r"\((benchmarks/results/[\w.-]+)\)", section)
-    results = (ROOT / named).read_text(encoding="utf-8")
-    for ratio in re.findall(r"\| (\d\.\d\d) \(", section):
-        assert f"| {ratio} |" in results, f"{ratio} is not in {named}"
+    assert "cores" in section and "H200" in section and "`python benchmarks/" in section
+    on_cpu, on_gpu = ((ROOT / named).read_text() for named in re.findall(r"\((benchmarks/results/[\w.-]+)\)", section))
+    ratios, times = re.findall(r"\| (\d\.\d\d) \(", section), re.findall(r"\| (\d+\.\d) (?=\|)", section)
+    assert ratios and times
+    assert [ratio for ratio in ratios if f"| {ratio} |" not in on_cpu] == []
+    assert [time for time in times if f"| {time} (" not in on_gpu] == []
