@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from framework.request import SamplingParams
     from framework.sampling.deployed import Deployed
 
-BUILT = (
+FIELDS_WITH_STAGES = (
     "structured_outputs", "min_tokens", "allowed_token_ids", "bad_words", "bad_words_token_ids", "logit_bias",
     "repetition_penalty", "frequency_penalty", "presence_penalty", "temperature", "top_k", "top_p", "min_p",
 )  # fmt: skip
@@ -28,7 +28,7 @@ def check_request(name: str, stages: Sequence[Deployed], vocab_size: int, params
     _check_switches(stages, params)
     _check_extra_args(stages, params)
     active = active_stages(stages, params)
-    for field in BUILT:
+    for field in FIELDS_WITH_STAGES:
         if field in params.named and not _is_off(field, getattr(params, field), vocab_size):
             _check_read(name, stages, active, field, getattr(params, field))
     for one in active:

@@ -24,7 +24,7 @@ class PooledColumn:
     def __init__(self, declared: Field, slots: Column, dtype: torch.dtype, device: torch.device) -> None:
         self.field, self._slots = declared, slots
         self.dev = torch.full((1, declared.width), declared.init, dtype=dtype, device=device)
-        self._free: list[int] = []  # a heap is not worth it: places are few, and the lowest is wanted
+        self._free: list[int] = []
         self._staged: dict[int, NDArray[Any]] = {}
 
     @property
@@ -33,7 +33,7 @@ class PooledColumn:
 
     def take(self, req_idx: int) -> NDArray[Any]:
         """A place for the row: neutral host values [width] to fill in, which travel with the admission."""
-        place = int(self._slots.np[req_idx]) or self._lowest_free()
+        place = int(self._slots.np[req_idx]) or self._free_place()
         self._slots.np[req_idx] = place
         self._staged[place] = np.full(self.field.width, self.field.init, self.field.dtype)
         return self._staged[place]
@@ -43,7 +43,6 @@ class PooledColumn:
         place = int(self._slots.np[req_idx])
         if place:
             self._slots.np[req_idx] = 0
-            self._staged.pop(place, None)
             self._free.append(place)
 
     def apply(self) -> None:
@@ -52,12 +51,10 @@ class PooledColumn:
             self.dev[place] = torch.from_numpy(values).view(self.dev.dtype).to(self.dev.device)
         self._staged = {}
 
-    def _lowest_free(self) -> int:
+    def _free_place(self) -> int:
         if not self._free:
             self._grow()
-        place = min(self._free)  # the lowest, so that memory which nobody has touched yet stays so
-        self._free.remove(place)
-        return place
+        return self._free.pop()
 
     def _grow(self) -> None:
         before = len(self.dev)

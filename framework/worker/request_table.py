@@ -59,7 +59,7 @@ class RequestTable:
         """Adds columns before the table is allocated."""
         for f in fields:
             key = f"{owner}.{f.name}"
-            if key in self._columns or key in self._pools:
+            if key in self._columns:
                 raise PluginError(f"field '{key}' is declared twice; give the second stage another name")
             if f.dtype not in _TORCH:
                 raise PluginError(f"field '{key}' has dtype '{f.dtype}'; use one of {', '.join(_TORCH)}")
