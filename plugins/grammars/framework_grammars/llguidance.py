@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from framework.interfaces import CompiledGrammar, GrammarContext, GrammarSpec
-from framework_grammars.rollback import check_rollback
+from framework_grammars.rollback import CountedMatcher
 from framework_grammars.schema_words import schemas
 
 if TYPE_CHECKING:
@@ -106,11 +106,11 @@ class _Compiled:
         return LLGuidanceMatcher(self._first.deep_copy(), self._ctx.vocab_size, self._ctx.max_rollback)
 
 
-class LLGuidanceMatcher:
+class LLGuidanceMatcher(CountedMatcher):
     """`framework.interfaces.GrammarMatcher`."""
 
     def __init__(self, matcher: Any, vocab_size: int, max_rollback: int) -> None:
-        self._matcher, self._max_rollback, self._num_taken = matcher, max_rollback, 0
+        super().__init__(matcher, max_rollback)
         self._bits = np.zeros(-(-(vocab_size + 1) // 32), np.int32)  # with a place for the library's own end
         self._end = divmod(vocab_size, 32)
 
@@ -131,11 +131,6 @@ class LLGuidanceMatcher:
             return False
         self._num_taken += taken
         return True
-
-    def rollback(self, n: int) -> None:
-        check_rollback(n, self._num_taken, self._max_rollback)
-        self._matcher.rollback(n)
-        self._num_taken -= n
 
     def is_accepting(self) -> bool:
         return bool(self._matcher.is_accepting())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from framework.interfaces import CompiledGrammar, GrammarContext, GrammarSpec
-from framework_grammars.rollback import check_rollback
+from framework_grammars.rollback import CountedMatcher
 from framework_grammars.schema_words import refuse_ignored, refuse_ignored_in_tags, refuse_misread
 
 if TYPE_CHECKING:
@@ -114,11 +114,11 @@ class _Compiled:
         return XGrammarMatcher(self._make(), self._ctx.vocab_size, self._ctx.max_rollback)
 
 
-class XGrammarMatcher:
+class XGrammarMatcher(CountedMatcher):
     """`framework.interfaces.GrammarMatcher`."""
 
     def __init__(self, matcher: Any, vocab_size: int, max_rollback: int) -> None:
-        self._matcher, self._max_rollback, self._num_taken = matcher, max_rollback, 0
+        super().__init__(matcher, max_rollback)
         self._num_words = -(-vocab_size // 32)
         self._last_word = np.uint32((1 << ((vocab_size - 1) % 32 + 1)) - 1).view(np.int32)
 
@@ -133,11 +133,6 @@ class XGrammarMatcher:
                 return False
         self._num_taken += len(token_ids)
         return True
-
-    def rollback(self, n: int) -> None:
-        check_rollback(n, self._num_taken, self._max_rollback)
-        self._matcher.rollback(n)
-        self._num_taken -= n
 
     def is_accepting(self) -> bool:
         return bool(self._matcher.is_completed())
