@@ -146,6 +146,21 @@ class Linear(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
+@runtime_checkable
+class FusesNorm(Protocol):
+    """Of a `Linear` that takes its neighbours into its launch; a backend's products need not have it.
+
+    Both return the product and the residual stream x + residual, [T, in] in x's dtype; residual None: x is the stream.
+    The result is that of `framework.layers.ops` up to rounding, for any T; x and residual keep their values.
+    """
+
+    def after_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(product of rms_norm(x + residual, weight, eps), x + residual)."""
+
+    def gated_after_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(silu_and_mul of that product: [T, out / 2], x + residual)."""
+
+
 class LayerOps(Protocol):
     """Elementwise operations of a layer that a backend may fuse; the torch reference is `framework.layers.ops`."""
 
@@ -308,6 +323,33 @@ class AttentionPlan(Protocol):
 
         A query token reads keys at positions <= its own (and > its own - window). 0 for seq_len 0, never NaN.
         """
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """RMS norms over each query and each key head, before the rotation. q_weight, k_weight [D] in the model's dtype."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Rotary embedding of a step's tokens: table [max_model_len, 2, D] float32 holds cosines and sines of each position
+    in the layout of `LayerOps.rotate`, positions [T] int64."""
+
+    table: Tensor
+    positions: Tensor
+
+
+@runtime_checkable
+class TakesProjections(Protocol):
+    """Of an `AttentionPlan` that normalises and rotates heads in the launch that writes them to their slots."""
+
+    def forward_projections(self, layer: int, heads: Tensor, rotation: Rotation, norms: HeadNorms | None) -> Tensor:
+        """heads [T, Hq + 2 Hk, D] as projected: queries, keys, values. As `forward` of queries and keys that are
+        normalised (unless norms is None) and rotated, up to rounding. heads may be overwritten."""
 
 
 @runtime_checkable
