@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from framework.batch import NULL_BLOCK, NULL_ROW
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -41,13 +43,15 @@ class StepBuffers:
     """Fixed device memory that `prepare` reads its step from and fills; sized for the largest step.
 
     In, copied from the host once a step: rows [R], num_scheduled [R], query_start_loc [R + 1], logits_rows [L]
-    (batch row of each logits row), all int64. Out: the tensors of `InputBatch`, at full length; the step uses the first
+    (batch row of each logits row), all int64; a padded step of decodes has rows and new_blocks [groups, R] alone, the
+    block that each row enters with the step, NULL_BLOCK for a row that stays in the one it has. Out: the tensors of `InputBatch`, at full length; the step uses the first
     T, R or L entries. arange [max tokens] int64 is constant.
     lanes [3 + groups, n] int64: positions, seq_lens, draw_positions and each slot_mapping are its rows, so that one
     operation moves all of them.
     """
 
     rows: Tensor
+    new_blocks: Tensor
     num_scheduled: Tensor
     query_start_loc: Tensor
     logits_rows: Tensor
@@ -120,10 +124,36 @@ def _prepare_logits(b: StepBuffers, table: TableViews, num_logits: int) -> None:
     torch.take(table.seed.dev, req_idx, out=b.seeds[:num_logits])
 
 
+def prepare_decodes(buffers: StepBuffers, table: TableViews, num_rows: int) -> None:
+    """As `prepare` for a step in which each of num_rows rows computes and draws one token, after the block that it
+    enters is in its block table. A row of NULL_ROW is padding: length and position 0, and row i of it writes slot i mod
+    block_size of the null block. Everything is read from the device, so that the call can be captured.
+    """
+    b = buffers
+    rows = b.rows[:num_rows]
+    is_padding = rows == NULL_ROW
+    computed = table.num_computed_tokens.dev[rows].long().masked_fill_(is_padding, 0)
+    b.positions[:num_rows] = computed
+    b.seq_lens[:num_rows] = (computed + 1).masked_fill_(is_padding, 0)
+    b.input_ids[:num_rows] = table.token_ids[rows, computed]
+    groups = zip(table.block_table, b.new_blocks, b.slot_mapping, b.block_sizes, strict=True)
+    for blocks, new_blocks, slots, size in groups:
+        column, new = computed // size, new_blocks[:num_rows].int()
+        block = torch.where(new == NULL_BLOCK, blocks[rows, column], new)
+        blocks[rows, column] = block.masked_fill(is_padding, NULL_BLOCK)
+        offset = torch.where(is_padding, b.arange[:num_rows], computed) % size
+        slots[:num_rows] = block.long().masked_fill_(is_padding, NULL_BLOCK) * size + offset
+    b.logits_indices[:num_rows] = b.arange[:num_rows]
+    b.expanded_idx_mapping[:num_rows] = rows
+    b.draw_positions[:num_rows] = b.seq_lens[:num_rows]
+    b.seeds[:num_rows] = table.seed.dev[rows]
+
+
 def post_update(buffers: StepBuffers, table: TableViews, num_rows: int, num_logits: int, sampled: Tensor) -> None:
     """Commits on the device the step that was prepared last: advances lengths, appends the drawn tokens.
 
     sampled [L] int64, one a logits row. A backend may keep what `prepare` worked out; nothing else is prepared between.
+    Padding rows leave the table as it is, but for the first token id of the null row, which nobody reads.
     """
     rows = buffers.rows[:num_rows]
     table.num_computed_tokens.dev[rows] = buffers.seq_lens[:num_rows].int()
@@ -132,4 +162,4 @@ def post_update(buffers: StepBuffers, table: TableViews, num_rows: int, num_logi
         # A request that ends by length may draw a token at max_model_len only when nothing reads it: keep it inside.
         place = position.clamp(max=table.token_ids.shape[1] - 1)
         table.token_ids[req_idx, place] = sampled.int()
-        table.num_tokens.dev[req_idx] = position.int() + 1
+        table.num_tokens.dev[req_idx] = (position.int() + 1).masked_fill_(req_idx == NULL_ROW, 0)

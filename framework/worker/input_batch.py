@@ -29,8 +29,9 @@ class InputBuffers:
         self, max_rows: int, max_tokens: int, groups: Sequence[KVGroup], device: torch.device, ops: StepOps
     ) -> None:
         self._ops, self._max_rows = ops, max_rows
-        # rows, num_scheduled, logits_rows: max_rows each; query_start_loc: one more
-        self._host = np.zeros(4 * max_rows + 1, np.int64)
+        # rows, new_blocks of each group, num_scheduled, logits_rows: max_rows each; query_start_loc: one more
+        self._head = (1 + len(groups)) * max_rows  # what a padded step of decodes is told
+        self._host = np.zeros(self._head + 3 * max_rows + 1, np.int64)
         # On a host device this is the same memory: the one copy a step costs nothing there.
         packed = torch.from_numpy(self._host).to(device)
         self._one_each = np.arange(max_rows + 1)  # query_start_loc of a step of one token a row
@@ -40,13 +41,14 @@ class InputBuffers:
         def ints(n: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(n, dtype=dtype, device=device)
 
-        r = max_rows
+        r, head = max_rows, self._head
         lanes = ints((3 + len(groups)) * max(max_tokens, r)).view(3 + len(groups), -1)
         self.buffers = StepBuffers(
             rows=packed[:r],
-            num_scheduled=packed[r : 2 * r],
-            logits_rows=packed[2 * r : 3 * r],
-            query_start_loc=packed[3 * r :],
+            new_blocks=packed[r:head].view(len(groups), r),
+            num_scheduled=packed[head : head + r],
+            logits_rows=packed[head + r : head + 2 * r],
+            query_start_loc=packed[head + 2 * r :],
             input_ids=ints(max_tokens, torch.int32),
             positions=lanes[0, :max_tokens],
             seq_lens=lanes[1, :r],
@@ -107,14 +109,15 @@ class InputBuffers:
         """Packs what the host decided and copies it to the device; returns the number of tokens."""
         m, r, host = self._max_rows, len(rows), self._host
         host[:r] = rows
-        host[m : m + r] = num_scheduled
-        host[2 * m : 2 * m + len(logits_rows)] = logits_rows
+        head = self._head
+        host[head : head + r] = num_scheduled
+        host[head + m : head + m + len(logits_rows)] = logits_rows
         tokens = sum(num_scheduled.tolist())
-        starts = host[3 * m : 3 * m + r + 1]
+        starts = host[head + 2 * m : head + 2 * m + r + 1]
         if tokens == r:
             starts[:] = self._one_each[: r + 1]
         else:
-            host[m : m + r].cumsum(out=starts[1:])  # behind the 0 that stands there for good
+            host[head : head + r].cumsum(out=starts[1:])  # behind the 0 that stands there for good
         if not self._is_shared:
             self._packed.copy_(torch.from_numpy(host), non_blocking=True)
         return tokens

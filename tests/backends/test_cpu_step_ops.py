@@ -59,6 +59,7 @@ def memory(step: list[tuple[int, int, bool]], sizes: list[int], seed: int) -> tu
     lanes = torch.full((3 + len(sizes), MAX_TOKENS), -7)
     buffers = StepBuffers(
         rows=ints(rows),
+        new_blocks=torch.zeros(len(sizes), ROWS, dtype=torch.int64),
         num_scheduled=ints(scheduled),
         query_start_loc=ints([0, *np.cumsum(scheduled)], ROWS + 1),
         logits_rows=ints(np.flatnonzero(samples)),
