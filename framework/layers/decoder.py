@@ -1,7 +1,7 @@
 """A stack of pre-norm decoder layers with the residual stream carried beside the hidden states.
 
-The residual add of each block is fused with the norm that follows it. Models build the blocks and hand them over;
-embedding and head stay with the model.
+The residual add of each block is fused with the norm that follows it, and with the product behind that where the
+backend has one launch for all three. Models build the blocks and hand them over; embedding and head stay with them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from framework.interfaces import AttentionPlan, ForwardContext, ModelOutput
-from framework.layers.attention import Attention
+from framework.interfaces import ForwardContext, ModelOutput
+from framework.layers.attention import Attention, AttentionStep
 from framework.layers.mlp import GatedMLP
 from framework.layers.norm import RMSNorm
 from framework.layers.rope import Rotary
@@ -25,17 +25,13 @@ class DecoderLayer:
     def __init__(self, input_norm: RMSNorm, attention: Attention, post_norm: RMSNorm, mlp: GatedMLP) -> None:
         self.input_norm, self.attention, self.post_norm, self.mlp = input_norm, attention, post_norm, mlp
 
-    def __call__(
-        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, plan: AttentionPlan
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Tensor, residual: Tensor | None, step: AttentionStep) -> tuple[Tensor, Tensor]:
         """(block output, residual stream), both [T, H]; their sum is the layer's hidden state.
 
         residual is None in the first layer only, where x is the whole stream.
         """
-        x, residual = (self.input_norm(x), x) if residual is None else self.input_norm.add(x, residual)
-        x = self.attention(x, cos, sin, plan)
-        x, residual = self.post_norm.add(x, residual)
-        return self.mlp(x), residual
+        x, residual = self.attention(x, residual, self.input_norm, step)
+        return self.mlp(x, residual, self.post_norm)
 
 
 class DecoderStack:
@@ -55,14 +51,13 @@ class DecoderStack:
         ctx.feature_layers asks for the hidden state that enters a layer (0 .. L - 1), or leaves the last one before
         the final norm (L); features come in the order asked.
         """
-        plan = ctx.plans[self.group]
-        cos, sin = self.rotary(positions)
+        step = AttentionStep(ctx.plans[self.group], self.rotary, positions)
         residual: Tensor | None = None
         features: dict[int, Tensor] = {}
         for i, layer in enumerate(self.layers):
             if i in ctx.feature_layers:
                 features[i] = _stream(x, residual)
-            x, residual = layer(x, residual, cos, sin, plan)
+            x, residual = layer(x, residual, step)
         assert residual is not None
         if len(self.layers) in ctx.feature_layers:
             features[len(self.layers)] = _stream(x, residual)

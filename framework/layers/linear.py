@@ -1,6 +1,7 @@
 """Dense products out of a checkpoint: reads weights, stacks those that share an input, packs them for the device.
 
-The product itself belongs to the backend (`Backend.pack_linear`). Called by the other layers and by models.
+The product itself belongs to the backend (`Backend.pack_linear`), and so does what it takes into its launch
+(`FusesNorm`); what it does not take is composed here. Called by the other layers and by models.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from framework.interfaces import Linear, ModelContext
+from framework.interfaces import FusesNorm, Linear, ModelContext
+from framework.layers.norm import RMSNorm
 
 _SERIAL_VALUES = 32_000  # torch runs an operation of fewer than 32,768 values on the calling thread
 _MAX_PIECES = 256
@@ -41,3 +43,28 @@ def _stack(tensors: list[Tensor]) -> Tensor:
         for low in range(0, len(source), rows):
             target[low : low + rows].copy_(source[low : low + rows])
     return out
+
+
+class NormedLinear:
+    """A product and the norm in front of it: one operation where the backend's product offers it, else one after the
+    other. Both forms return the residual stream beside the product; residual None: x is the whole stream."""
+
+    __slots__ = ("_fused", "_product", "_silu_and_mul")
+
+    def __init__(self, ctx: ModelContext, product: Linear) -> None:
+        self._fused = product if isinstance(product, FusesNorm) else None
+        self._product, self._silu_and_mul = product, ctx.backend.layer_ops.silu_and_mul
+
+    def after_norm(self, x: Tensor, residual: Tensor | None, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+        """(product of norm(x + residual), x + residual); the memory of both arguments may be reused."""
+        if self._fused is not None:
+            return self._fused.after_norm(x, residual, norm.weight, norm.eps)
+        x, residual = norm.add(x, residual)
+        return self._product(x), residual
+
+    def gated_after_norm(self, x: Tensor, residual: Tensor | None, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+        """(silu(first half) * second half of that product, x + residual), as `after_norm`."""
+        if self._fused is not None:
+            return self._fused.gated_after_norm(x, residual, norm.weight, norm.eps)
+        x, residual = norm.add(x, residual)
+        return self._silu_and_mul(self._product(x)), residual

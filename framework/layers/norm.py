@@ -22,6 +22,8 @@ class RMSNorm:
         """[..., size] -> [..., size]; x keeps its values."""
         return self._rms_norm(x, self.weight, self.eps)
 
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(norm(x + residual), x + residual); the memory of both arguments may be reused."""
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(norm(x + residual), x + residual); the memory of both arguments may be reused. None: x is the sum."""
+        if residual is None:
+            return self._rms_norm(x, self.weight, self.eps), x
         return self._add_rms_norm(x, residual, self.weight, self.eps)
