@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from framework import step_ops
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
@@ -48,10 +50,18 @@ class CpuStepOps:
         else:
             memory.prepare(num_rows, num_tokens, num_logits)
 
+    def prepare_decodes(self, buffers: StepBuffers, table: TableViews, num_rows: int) -> None:
+        """By the reference: eager steps on a host are not padded, so that speed is nothing here."""
+        self._memory = None
+        step_ops.prepare_decodes(buffers, table, num_rows)
+
     def post_update(
         self, buffers: StepBuffers, table: TableViews, num_rows: int, num_logits: int, sampled: Tensor
     ) -> None:
-        self._of(buffers, table).commit(num_rows, num_logits, sampled.numpy())
+        if self._memory is None:  # the step was prepared by the reference
+            step_ops.post_update(buffers, table, num_rows, num_logits, sampled)
+        else:
+            self._of(buffers, table).commit(num_rows, num_logits, sampled.numpy())
 
     def _of(self, buffers: StepBuffers, table: TableViews) -> StepMemory:
         """The memory of an engine, made anew where another one of this backend has stepped between."""

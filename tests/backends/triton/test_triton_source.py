@@ -42,7 +42,7 @@ def test_kernels_use_nothing_that_the_interpreter_lacks():
         assert not names & LACKING, f"{file}: {function.name}"
 
 
-COMPILE = '''
+HOPPER = '''
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -61,7 +61,9 @@ class Hopper:
 driver.set_active(Hopper())
 run = JITFunction.run
 JITFunction.run = lambda self, *args, grid, warmup, **words: run(self, *args, grid=grid, warmup=True, **words)
+'''
 
+SAMPLER_KERNELS = """
 from framework.batch import Rows
 from framework_backends.triton.sampler_ops import TritonSamplerOps
 
@@ -90,11 +92,31 @@ ops.bounds(logits, where, chain[6:9], floats, floats)
 ops.logprobs(logits, long, 5, is_log=True)
 ops.apply(logits, where, chain[5:6])
 print("compiled")
-'''
+"""
+
+
+STEP_KERNELS = f"""
+from runpy import run_path
+from framework_backends.cuda_step_ops import CudaStepOps
+
+memory, ops = run_path({str(Path(__file__).parent.parent / "conftest.py")!r})["memory"], CudaStepOps()
+staged = torch.zeros(1, 160, dtype=torch.uint8)
+for sizes in ([16], [1, 16]):
+    step = memory([(1, 7, True)] * 4, sizes, 1)
+    ops.prepare(*step, 4, 4, 4, goes_on=False)
+    ops.prepare(*step, 4, 9, 0, goes_on=False)
+    ops.prepare(*step, 1, 1, 1, goes_on=False)
+    ops.prepare_decodes(*step, 4)
+    ops.post_update(*step, 4, 4, torch.zeros(4, dtype=torch.int64))
+    ops.apply_spans(step[1].token_ids.view(-1), [1], [3], torch.zeros(3, dtype=torch.int32))
+    ops.apply_rows(step[1].token_ids.view(torch.uint8), torch.zeros(1, dtype=torch.int64), staged)
+print("compiled")
+"""
 
 
 @pytest.mark.full
-def test_kernels_compile_for_a_device_that_is_not_there(tmp_path):
+@pytest.mark.parametrize("kernels", (SAMPLER_KERNELS, STEP_KERNELS), ids=("sampler", "step"))
+def test_kernels_compile_for_a_device_that_is_not_there(tmp_path, kernels):
     environment = {"PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", HOPPER + kernels], env=environment, capture_output=True, text=True)
     assert done.stdout == "compiled\n", done.stderr[-3000:]

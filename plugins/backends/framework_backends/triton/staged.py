@@ -45,10 +45,10 @@ def apply_rows(table: Tensor, rows: Tensor, values: Tensor) -> None:
 
 
 def apply_spans(flat: Tensor, starts: Sequence[int], counts: Sequence[int], values: Tensor) -> None:
-    """As `step_ops.apply_spans`; spans do not overlap, as staged ones do not."""
+    """As `step_ops.apply_spans`; spans do not overlap, as staged ones do not. Does not wait for the device."""
     if not any(counts):
         return
     ends = list(accumulate(counts))
     spans = [(start, end - count, end) for start, count, end in zip(starts, counts, ends, strict=True)]
-    on_device = torch.tensor(spans, dtype=torch.int64).to(flat.device)
+    on_device = torch.tensor(spans, dtype=torch.int64).to(flat.device, non_blocking=True)
     spans_kernel[(triton.cdiv(max(counts), BLOCK), len(spans))](flat, on_device, values, BLOCK=BLOCK)
