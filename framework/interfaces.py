@@ -186,6 +186,7 @@ class StepOps(Protocol):
     def prepare(
         self, buffers: Any, table: Any, num_rows: int, num_tokens: int, num_logits: int, goes_on: bool
     ) -> None: ...
+    def prepare_decodes(self, buffers: Any, table: Any, num_rows: int) -> None: ...
     def post_update(self, buffers: Any, table: Any, num_rows: int, num_logits: int, sampled: Tensor) -> None: ...
 
 
@@ -262,16 +263,26 @@ class Backend(Protocol):
     def scatter_blocks(
         self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int], data: Sequence[Tensor]
     ) -> None: ...
+    def host_memory(self, num_words: int) -> Tensor:
+        """Zeroed int64 host memory that copies to the device read without waiting for it: pinned, where that exists."""
+
     def buckets(self, max_num_seqs: int, max_num_batched_tokens: int) -> list[Bucket]:
-        """Shapes to compile or capture; empty means eager with exact shapes."""
+        """Padded shapes of decode steps to compile or capture, smallest first; empty means exact shapes, eagerly."""
 
     def compile(self, step: Callable[..., Any], bucket: Bucket | None) -> Callable[..., Any]:
-        """An executable of the step's device part for one bucket: eager, graph, torch.compile, XLA."""
+        """An executable of the step's device part: the step itself for None, whose arguments differ from call to call.
+
+        For a bucket the step takes no arguments: everything it reads and writes has a fixed address, and its value
+        holds the same tensors each time. It may be called here, for a trial and while it is recorded; its caller has
+        seen to it that this harms nobody. Those of the largest bucket are compiled first.
+        """
 
     def submit(
         self, executable: Callable[..., Any], args: tuple[Any, ...], collect: Callable[[Any], StepOutput]
     ) -> StepFuture:
-        """Starts executable(*args). The future's `result` waits for the device and then returns collect(its value)."""
+        """Starts executable(*args). The future's `result` waits for the device and then returns collect(its value), in
+        which tensors are on the host: its lists, tuples, dicts and dataclasses are looked through.
+        """
 
 
 class StepFuture(Protocol):

@@ -42,10 +42,10 @@ class TableViews:
 class StepBuffers:
     """Fixed device memory that `prepare` reads its step from and fills; sized for the largest step.
 
-    In, copied from the host once a step: rows [R], num_scheduled [R], query_start_loc [R + 1], logits_rows [L]
-    (batch row of each logits row), all int64; a padded step of decodes has rows and new_blocks [groups, R] alone, the
-    block that each row enters with the step, NULL_BLOCK for a row that stays in the one it has. Out: the tensors of `InputBatch`, at full length; the step uses the first
-    T, R or L entries. arange [max tokens] int64 is constant.
+    In, copied from the host once a step, all int64: rows [R], num_scheduled [R], query_start_loc [R + 1], logits_rows
+    [L] (batch row of each logits row); of a padded step of decodes rows and new_blocks [groups, R] alone, the block
+    that each row enters with the step, NULL_BLOCK for a row that stays in the one it has. Out: the tensors of
+    `InputBatch`, at full length; the step uses the first T, R or L entries. arange [max tokens] int64 is constant.
     lanes [3 + groups, n] int64: positions, seq_lens, draw_positions and each slot_mapping are its rows, so that one
     operation moves all of them.
     """

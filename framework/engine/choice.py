@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from framework.engine.admission import Admission, Limits
 from framework.engine.defaults import check_defaults, default_params, eos_token_ids
 from framework.engine.grammars import grammars_of
-from framework.errors import CheckpointError, ConfigError, NotBuiltError, PluginError
+from framework.errors import CheckpointError, ConfigError, PluginError
 from framework.interfaces import BackendContext, StageContext, StageSpec
 from framework.rng import stage_stream
 
@@ -89,7 +89,6 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
     model = _model(config, checkpoint, plugins)
     max_model_len = _max_model_len(config, checkpoint)
     backend = _backend(config, plugins) if loaded is None else loaded.backend
-    _check_buckets(config, backend)
     attention = Part.choose(plugins, "attention", config.attention)
     block_size = _block_size(config, attention)
     check_attention(attention, config, backend, block_size)
@@ -192,11 +191,6 @@ def _backend(config: Config, plugins: Registry) -> Backend:
     if e.batch_invariant and "batch_invariant" not in backend.caps.keeps:
         raise ConfigError(f"engine.batch_invariant=true: backend={part.name} does not offer it; choose another backend")
     return backend
-
-
-def _check_buckets(config: Config, backend: Backend) -> None:
-    if backend.buckets(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens):
-        raise NotBuiltError(f"backend={backend.name} asks for padded steps (buckets), which are not built yet")
 
 
 def _block_size(config: Config, attention: Part) -> int:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from framework.interfaces import FusedChoice, SamplerOps
     from framework.sampling.deployed import Deployed
 
+OF_ONE_STEP = frozenset({"bitmask"})
+"""Operations whose operands are made anew for every step."""
 ARGMAX = "argmax"
 """The operation of a step in which nothing is drawn."""
 Link = tuple[str, Mapping[str, Any]]

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from framework.batch import LogprobsColumns
 from framework.sampling.groups import group_max, largest_ids, log_mass, num_larger, row_blocks
+from framework.sent import sent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -77,6 +78,23 @@ class Asked:
         listed = self._listed_of(row, req_idx, listing) if len(listing) else None
         return Measured(rows_np, *row.sampled(), tops, listed)
 
+    def num_top(self, req_idx: NDArray[np.int32]) -> int | None:
+        """The most best tokens that one of the rows asks for; None where they ask for more than the backend's own way
+        gives, or list ids."""
+        most = int(self._num_top[req_idx].max(initial=0))
+        if self._ops is None or most > FEW_BEST or not self._listed.keys().isdisjoint(req_idx.tolist()):
+            return None
+        return most
+
+    def measure_all(self, logits: Tensor, ids: Tensor, k: int) -> Measured:
+        """Numbers of every row [L, V], the k best of each among them, by the backend's own way and for any request."""
+        assert self._ops is not None, "the backend has no way of its own"
+        rows_np = np.arange(len(ids))
+        told = self._ops.logprobs(logits, ids, k, is_log=self.is_log)
+        return Measured(
+            rows_np, told.sampled, told.rank, [Part(rows_np, told.top_ids, told.top_logprobs, told.top_ranks)]
+        )
+
     def _listed_of(self, row: _Rows, req_idx: NDArray[np.int32], listing: NDArray[np.int64]) -> Part:
         """Ids that the rows at the places `listing` of req_idx list."""
         lists = [self._listed[one] for one in req_idx[listing].tolist()]
@@ -113,6 +131,14 @@ class Measured:
     rank: Tensor
     best: list[Part]
     listed: Part | None = None
+
+    def at(self, rows_np: NDArray[np.int64], k: int) -> Measured:
+        """Numbers of some of the rows, of numbers of every row, with the k best of each."""
+        (all_rows,) = self.best
+        index = torch.from_numpy(rows_np)
+        best = (numbers.index_select(0, index)[:, :k] for numbers in (all_rows.ids, all_rows.logprobs, all_rows.ranks))
+        sampled, rank = self.sampled.index_select(0, index), self.rank.index_select(0, index)
+        return Measured(rows_np, sampled, rank, [Part(rows_np, *best)])
 
 
 def measure(logits: Tensor, ids: Tensor, k: int, *, is_log: bool) -> Measured:
@@ -151,14 +177,14 @@ class _Rows:
     def listed(self, ids_np: NDArray[np.int64], places: NDArray[np.int64]) -> Part:
         """Tokens ids_np [r, m] of the rows at `places`."""
         logits, off = self._at(places)
-        ids = torch.from_numpy(ids_np).to(logits.device)
+        ids = sent(ids_np, logits.device)
         values = logits.gather(1, ids.clamp(min=0))
         return Part(self._rows_np[places], ids, _less(values, off), num_larger_each(logits, values) + 1)
 
     def _at(self, places: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         if len(places) == len(self._logits):
             return self._logits, self._off
-        index = torch.from_numpy(places).to(self._logits.device)
+        index = sent(places, self._logits.device)
         return self._logits.index_select(0, index), self._off.index_select(0, index)
 
 

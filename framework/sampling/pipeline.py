@@ -12,7 +12,7 @@ The line between the two halves is drawn behind the last stage that may change w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,13 +21,16 @@ import torch
 from framework.errors import ConfigError, StageError, shown
 from framework.sampling.admission import active_stages, check_request
 from framework.sampling.capabilities import check_composition
+from framework.sampling.captured import CapturedSampler
 from framework.sampling.deployed import Deployed, deploy
 from framework.sampling.fused import FusedSampler
 from framework.sampling.groups import best
 from framework.sampling.interval import inside, open_interval
 from framework.sampling.lasting import LastingState
-from framework.sampling.logprobs import Asked, Measured, to_host
+from framework.sampling.logprobs import Asked, to_host
 from framework.sampling.prompt_logprobs import PromptLogprobs
+from framework.sampling.sampled import DRAWS, LOGPROBS, SampleResult, union_of
+from framework.sent import sent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,27 +44,7 @@ if TYPE_CHECKING:
     from framework.sampling.deployed import ContextFactory
 
 IN_PLACE = ("mask", "elementwise")
-DRAWS, LOGPROBS = 1 << 62, 1 << 63
-"""Feature bits of the pipeline itself: the row is not greedy; it wants logprobs. The lower bits are the stages'."""
 MAX_STAGES = 62
-
-
-@dataclass(slots=True)
-class SampleResult:
-    """Tokens of one step, on the device; `collect` brings them to the host.
-
-    ids     [L] int64, in range also for a row that has no distribution to choose from, where it means nothing
-    told    [L] int64, the same but -1 for such a row: the one array that the host reads of every step
-    top     [L] float32 largest logit after masks and penalties; chosen [L] float32 logit of the id that was taken
-    """
-
-    ids: Tensor
-    told: Tensor
-    top: Tensor
-    chosen: Tensor
-    req_idx_np: NDArray[np.int32]
-    logprobs: Measured | None = None
-    payloads: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -104,6 +87,12 @@ class SamplerPipeline:
         self._bits = np.zeros(ctx.num_rows, np.uint64)
         self._asked = Asked(logprobs_mode, ctx.vocab_size, ctx.num_rows, ops)
         self._fused = None if ops is None else FusedSampler(ops, self._apply)
+        self.captured = self._captured(ops)
+
+    def _captured(self, ops: SamplerOps | None) -> CapturedSampler | None:
+        if ops is None or self._fused is None:
+            return None
+        return CapturedSampler(self.stages, self._fused, ops, self._asked, self._bits, self._bits_of)
 
     def prompt_logprobs(self, compute_logits: Callable[[Tensor], Tensor]) -> PromptLogprobs:
         """Logprobs of prompts, or logits in the modes that tell logits; for one runner."""
@@ -143,6 +132,9 @@ class SamplerPipeline:
         self._asked.release(req_idx)
         for one in self._pooling:
             one.release(req_idx)
+
+    def _bits_of(self, params: SamplingParams) -> int:
+        return sum({self._own_bits(params), *(one.bit for one in self._wanted(params))})
 
     def _own_bits(self, params: SamplingParams) -> int:
         draws = 0 if params.is_greedy or self._all_greedy else DRAWS
@@ -205,7 +197,7 @@ class SamplerPipeline:
 
     def _plan(self, rows: Rows) -> _Plan:
         each = self._bits[rows.req_idx_np]
-        bits = _union(each)
+        bits = union_of(each)
         return _Plan(
             bits=bits,
             random=(each & np.uint64(DRAWS)).nonzero()[0] if bits & DRAWS else None,
@@ -257,7 +249,7 @@ class SamplerPipeline:
 
     def commit(self, rows: Rows, sampled: Tensor, num_valid: Tensor) -> None:
         """Tells the stages of the step what was accepted. sampled [R, k + 1], num_valid [R], on the device."""
-        bits = _union(self._bits[rows.req_idx_np])
+        bits = union_of(self._bits[rows.req_idx_np])
         for one in self.stages:
             if one.bit & bits:
                 one.stage.commit(rows, sampled, num_valid)
@@ -304,21 +296,13 @@ class SamplerPipeline:
         return "the model's logits are not numbers"
 
 
-def _union(bits: NDArray[np.uint64]) -> int:
-    # rows of a step share few patterns: a set of them costs less than a reduction over as few numbers
-    union = 0
-    for pattern in set(bits.tolist()):
-        union |= pattern
-    return union
-
-
 def _select(tensor: Tensor, rows: NDArray[np.int64]) -> Tensor:
     """[L, ...] -> [n, ...]: the tensor itself where all rows are meant."""
     return tensor if len(rows) == len(tensor) else tensor.index_select(0, _index(rows, tensor))
 
 
 def _index(rows: NDArray[np.int64], like: Tensor) -> Tensor:
-    return torch.from_numpy(rows).to(like.device)
+    return sent(rows, like.device)
 
 
 def build_pipeline(

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from framework.batch import LogprobsColumns
 from framework.sampling.logprobs import Measured, measure, num_top, to_host
+from framework.sent import sent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -89,11 +89,11 @@ class PromptLogprobs:
         return [self._slices(hidden[s.offset : s.offset + s.count], s) for s in spans]
 
     def _slices(self, hidden: Tensor, span: Span) -> list[Measured]:
-        targets = torch.from_numpy(span.prompt.token_ids[span.first : span.first + span.count].astype(np.int64))
+        token_ids = span.prompt.token_ids[span.first : span.first + span.count].astype(np.int64)
         columns = []
         for at in range(0, span.count, self._rows_at_once):
             logits = self._compute_logits(hidden[at : at + self._rows_at_once])
-            ids = targets[at : at + self._rows_at_once].to(hidden.device)
+            ids = sent(token_ids[at : at + self._rows_at_once], hidden.device)
             columns.append(measure(logits, ids, span.prompt.k, is_log=self._is_log))
         return columns
 

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from framework.batch import AllowedTokens, InputBatch, Rows, SchedulerOutput
+from framework.batch import NULL_ROW, AllowedTokens, GrammarRows, InputBatch, Rows, SchedulerOutput
+from framework.sent import sent
 from framework.step_ops import StepBuffers
+from framework.worker.turns import Turns
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from framework.interfaces import KVGroup, StepOps
+    from framework.interfaces import Backend, KVGroup
     from framework.step_ops import TableViews
 
 
@@ -26,11 +28,13 @@ class InputBuffers:
     """Allocates the step's buffers once and makes an `InputBatch` of them for each step."""
 
     def __init__(
-        self, max_rows: int, max_tokens: int, groups: Sequence[KVGroup], device: torch.device, ops: StepOps
+        self, max_rows: int, max_tokens: int, groups: Sequence[KVGroup], backend: Backend, max_in_flight: int
     ) -> None:
+        ops, device = backend.step_ops, backend.device
         self._ops, self._max_rows = ops, max_rows
         # rows, new_blocks of each group, num_scheduled, logits_rows: max_rows each; query_start_loc: one more
         self._head = (1 + len(groups)) * max_rows  # what a padded step of decodes is told
+        self._turns = Turns(backend, self._head, max_in_flight)
         self._host = np.zeros(self._head + 3 * max_rows + 1, np.int64)
         # On a host device this is the same memory: the one copy a step costs nothing there.
         packed = torch.from_numpy(self._host).to(device)
@@ -65,17 +69,20 @@ class InputBuffers:
         self._no_drafts = ints(r).view(r, 1)[:, :0]
         self._views = self._view(r, max_tokens, r)
 
-    def prepare(self, scheduled: SchedulerOutput, table: TableViews) -> InputBatch:
-        """The step's batch. T = scheduled tokens, R = rows, L = rows that sample; R must be at least 1."""
+    def prepare(self, scheduled: SchedulerOutput, table: TableViews, *, goes_on: bool) -> InputBatch:
+        """The step's batch. T = scheduled tokens, R = rows, L = rows that sample; R must be at least 1.
+
+        goes_on: as in `SchedulerOutput`, and the last step was prepared here.
+        """
         rows, num_scheduled = scheduled.rows, scheduled.num_scheduled_tokens
-        if scheduled.goes_on:
+        if goes_on:
             logits_rows = self._every_row[: len(rows)]  # the device has all of it since the last step
             r = n = tokens = len(rows)
         else:
             logits_rows = scheduled.samples.nonzero()[0].astype(np.int32)
             r, n = len(rows), len(logits_rows)
             tokens = self._send(rows, num_scheduled, logits_rows)
-        self._ops.prepare(self.buffers, table, r, tokens, n, scheduled.goes_on)
+        self._ops.prepare(self.buffers, table, r, tokens, n, goes_on)
         if self._views.shape != (r, tokens, n):
             self._views = self._view(r, tokens, n)
         return InputBatch(
@@ -85,25 +92,54 @@ class InputBuffers:
             num_scheduled_tokens_np=num_scheduled,
             logits_rows_np=logits_rows,
             seq_lens_max_np=scheduled.num_computed_tokens + num_scheduled,
-            goes_on=scheduled.goes_on,
+            goes_on=goes_on,
             grammar_rows=scheduled.grammar_rows,
         )
+
+    def send_decodes(self, rows: NDArray[np.int32], new_blocks: Sequence[NDArray[np.int32]], num_padded: int) -> None:
+        """Tells the device a padded step of decodes: rows [R], the block that each of them enters [groups][R], and
+        padding up to num_padded rows. Memory that steps in flight may still read is not written."""
+        turn = self._turns.next()
+        head = turn.array.reshape(-1, self._max_rows)[:, :num_padded]
+        head[0, : len(rows)] = rows
+        for entered, blocks in zip(head[1:], new_blocks, strict=True):
+            entered[: len(rows)] = blocks[: len(rows)]
+        head[:, len(rows) :] = NULL_ROW
+        self._packed[: self._head].copy_(turn.tensor, non_blocking=True)
+
+    def padded_batch(self, num_rows: int, table: TableViews, max_seq_len: int) -> InputBatch:
+        """The batch of every padded step of num_rows decodes: fixed memory, and host twins that hold for any of them.
+        `step_ops.prepare_decodes` fills it."""
+        views, ones = self._view(num_rows, num_rows, num_rows), np.ones(num_rows, np.int32)
+        return InputBatch(
+            **{**views.batch, "query_start_loc": self.buffers.arange[: num_rows + 1]},
+            block_table=table.block_table,
+            rows_np=np.full(num_rows, NULL_ROW, np.int32),
+            num_scheduled_tokens_np=ones,
+            logits_rows_np=self._every_row[:num_rows],
+            seq_lens_max_np=ones * max_seq_len,
+        )
+
+    def padded_rows(self, req_idx: NDArray[np.int32], num_padded: int, masks: GrammarRows | None = None) -> Rows:
+        """The first rows of a padded step of num_padded rows, as the sampler sees them."""
+        logits = {name: tensor[: len(req_idx)] for name, tensor in self._view(*(num_padded,) * 3).logits.items()}
+        return Rows(**logits, req_idx_np=req_idx, allowed=self._allowed(masks, len(req_idx)))
 
     def logits_view(self, batch: InputBatch) -> Rows:
         """The step that was prepared last, as the sampler sees it: one entry a logits row."""
         rows, at = batch.rows_np, batch.logits_rows_np
         rows_np = rows if len(at) == len(rows) else rows[at]
-        return Rows(**self._views.logits, req_idx_np=rows_np, allowed=self._allowed(batch))
+        return Rows(**self._views.logits, req_idx_np=rows_np, allowed=self._allowed(batch.grammar_rows, len(at)))
 
-    def _allowed(self, batch: InputBatch) -> AllowedTokens | None:
+    def _allowed(self, masks: GrammarRows | None, num_logits: int) -> AllowedTokens | None:
         """Masks of the step's rows with a grammar, on the device."""
-        masks, device = batch.grammar_rows, self._packed.device
+        device = self._packed.device
         if masks is None:
             return None
-        bits = torch.from_numpy(masks.bits).to(device, non_blocking=True)
-        if len(masks.logits_rows) == len(batch.logits_indices):
+        bits = sent(masks.bits, device)
+        if len(masks.logits_rows) == num_logits:
             return AllowedTokens(None, bits)
-        return AllowedTokens(torch.from_numpy(masks.logits_rows.astype(np.int64)).to(device), bits)
+        return AllowedTokens(sent(masks.logits_rows.astype(np.int64), device), bits)
 
     def _send(self, rows: NDArray[np.int32], num_scheduled: NDArray[np.int32], logits_rows: NDArray[np.int32]) -> int:
         """Packs what the host decided and copies it to the device; returns the number of tokens."""

@@ -6,7 +6,7 @@ nothing either; the scheduler's output says what runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -14,27 +14,33 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from framework.batch import InputBatch, NewRequest, SchedulerOutput, StepOutput, Transfers
+from framework.batch import NULL_BLOCK, InputBatch, NewRequest, SchedulerOutput, StepOutput, Transfers
 from framework.errors import NotBuiltError
 from framework.interfaces import ForwardContext
 from framework.worker.host_blocks import HostBlocks
 from framework.worker.input_batch import InputBuffers
 from framework.worker.layerwise import LayerwisePlan
+from framework.worker.padded import Executable, PaddedSteps, entered_blocks
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from framework.interfaces import (
         AttentionBackend,
         AttentionPlan,
         Backend,
+        Bucket,
         KVConnector,
         KVGroup,
         KVSpec,
         Model,
         StepFuture,
     )
+    from framework.sampling.captured import Variant
     from framework.sampling.logprobs import Measured
-    from framework.sampling.pipeline import SampleResult, SamplerPipeline
+    from framework.sampling.pipeline import SamplerPipeline
     from framework.sampling.prompt_logprobs import Span
+    from framework.sampling.sampled import SampleResult
     from framework.worker.request_table import RequestTable
 
     Computed = tuple[SampleResult | None, list[list[Measured]]]
@@ -71,13 +77,25 @@ class ModelRunner:
         self._connector.bind(backend, kv, kv_specs)
         self._host_blocks = HostBlocks(backend, kv, kv_specs, num_swap_blocks)
         self._attention = [(g.name, attention[g.name]) for g in groups]
-        self._inputs = InputBuffers(table.num_rows, max_num_batched_tokens, groups, backend.device, backend.step_ops)
+        self._inputs = InputBuffers(table.num_rows, max_num_batched_tokens, groups, backend, backend.max_in_flight)
         self._ones = torch.ones(table.num_rows, dtype=torch.int32, device=backend.device)
+        self._every_row = np.arange(table.num_rows, dtype=np.int32)
         self._ones_np = np.ones(table.num_rows, np.int32)  # never written
         self._no_ids = torch.zeros(0, dtype=torch.int64, device=backend.device)
         self._inference_mode = torch.inference_mode()  # one object for all steps: making it costs as much as entering
         self._prompts = pipeline.prompt_logprobs(model.compute_logits)
         self._executable = backend.compile(self._device_step, None)
+        buckets = backend.buckets(table.num_rows - 1, max_num_batched_tokens)
+        self._padded = PaddedSteps(buckets, pipeline.captured, self._compile)
+        self._block_sizes = [group.block_size for group in groups]
+        self._stay = [np.full(table.num_rows, NULL_BLOCK, np.int32) for _ in groups]
+        self._last_padded: tuple[Bucket, Variant | None] | None = None  # of the last step, if it was one
+
+    def warm_up(self) -> Iterator[tuple[int, int]]:
+        """Compiles the padded steps that any request needs; yields (how many are done, of how many)."""
+        with self._inference_mode:
+            for done, _ in enumerate(self._padded.warm_up(), start=1):
+                yield done, self._padded.num_buckets
 
     def execute(self, scheduled: SchedulerOutput) -> StepFuture:
         """Starts one step. The host waits for the device in the future's `result()`, and nowhere else."""
@@ -90,19 +108,117 @@ class ModelRunner:
                 raise NotBuiltError(f"SchedulerOutput.{name}: the part that serves it is not built yet")
         clock = _Clock()
         self._update_rows(scheduled)
+        spans = () if scheduled.goes_on else self._prompts.spans(scheduled)
+        bucket = self._bucket(scheduled, spans)
+        entered = None if bucket is None else entered_blocks(scheduled, self._block_sizes)
+        if entered is None:
+            self.table.append_blocks(scheduled.new_block_ids)
+        if scheduled.block_ops:
+            self._move_blocks(scheduled)
         self._connector.start_load(scheduled.connector_meta)
         clock.mark("rows")
         if not scheduled.num_rows:
             self._connector.idle()
             return self.backend.submit(lambda: None, (), lambda _: self._collect_empty(scheduled, clock))
-        batch = self._inputs.prepare(scheduled, self.table.views)
+        if bucket is not None:
+            return self._execute_padded(scheduled, bucket, entered or self._stay, clock)
+        goes_on, self._last_padded = scheduled.goes_on and self._last_padded is None, None
+        batch = self._inputs.prepare(scheduled, self.table.views, goes_on=goes_on)
         clock.mark("prepare")
         ctx = ForwardContext(self._plans(scheduled, batch))
-        spans = () if scheduled.goes_on else self._prompts.spans(scheduled)
         clock.mark("plan")
         return self.backend.submit(
-            self._executable, (batch, ctx, spans, clock), partial(self._collect, scheduled, batch, spans, clock)
+            self._executable,
+            (batch, ctx, spans, clock),
+            partial(self._collect, scheduled, batch.logits_rows_np, spans, clock),
         )
+
+    # -------------------------------------------------------------------------------------------- padded steps
+
+    def _bucket(self, scheduled: SchedulerOutput, spans: Sequence[Span]) -> Bucket | None:
+        """The padded shape that the step runs in, None for one that runs in its own."""
+        is_layerwise = self._connector.layerwise and scheduled.connector_meta is not None
+        if not scheduled.only_decodes or spans or is_layerwise:
+            return None
+        return self._padded.bucket(scheduled.num_rows)
+
+    def _execute_padded(
+        self, scheduled: SchedulerOutput, bucket: Bucket, entered: Sequence[NDArray[np.int32]], clock: _Clock
+    ) -> StepFuture:
+        rows = scheduled.rows
+        variant = None if scheduled.grammar_rows is not None else self._variant(scheduled, bucket)
+        executable = self._padded.executable(bucket, variant)
+        self._inputs.send_decodes(rows, entered, bucket.requests)
+        self._last_padded = bucket, variant
+        clock.mark("prepare")
+        wanting = None
+        if variant is None:
+            executable = partial(self._sample_padded, executable, scheduled, bucket, clock)
+        elif variant.num_top is not None and self.pipeline.captured is not None:
+            wanting = self.pipeline.captured.wanting(rows)
+        return self.backend.submit(
+            executable, (), partial(self._collect_padded, scheduled, wanting, clock, is_whole=variant is not None)
+        )
+
+    def _variant(self, scheduled: SchedulerOutput, bucket: Bucket) -> Variant | None:
+        if scheduled.goes_on and self._last_padded is not None and self._last_padded[0] is bucket:
+            return self._last_padded[1]
+        return self._padded.variant(scheduled.rows)
+
+    def _compile(self, bucket: Bucket, variant: Variant | None) -> Executable:
+        """The executable of a bucket. All of its rows are padding while it is made."""
+        self._inputs.send_decodes(self._stay[0][:0], [blocks[:0] for blocks in self._stay], bucket.requests)
+        batch = self._inputs.padded_batch(bucket.requests, self.table.views, self.table.max_model_len)
+        executable: Executable = self.backend.compile(partial(self._padded_step, batch, variant), bucket)
+        return executable
+
+    def _padded_step(self, batch: InputBatch, variant: Variant | None) -> torch.Tensor | SampleResult:
+        """A whole step of decodes, from what the host has told to what it will read; logits [L, V] without a variant.
+
+        Reads no value on the host that differs from step to step: what a backend records here serves any step.
+        """
+        n = len(batch.rows_np)
+        self.backend.step_ops.prepare_decodes(self._inputs.buffers, self.table.views, n)
+        ctx = ForwardContext({name: a.plan(batch, i) for i, (name, a) in enumerate(self._attention)})
+        hidden = self.model.forward(self.model.embed(batch.input_ids), batch.positions, ctx).hidden
+        logits = self.model.compute_logits(hidden)
+        captured = self.pipeline.captured
+        if variant is None or captured is None:
+            return logits
+        rows = self._inputs.padded_rows(batch.rows_np, n)
+        result = captured.sample(logits, rows, variant)
+        captured.commit(rows, result.ids.unsqueeze(1), self._ones[:n], variant)
+        self._post_update(n, n, result.ids)
+        return result
+
+    def _sample_padded(
+        self, forward: Executable, scheduled: SchedulerOutput, bucket: Bucket, clock: _Clock
+    ) -> SampleResult:
+        """What no executable does: samples and commits behind the forward pass of a padded step."""
+        count = scheduled.num_rows
+        logits = forward()[:count]
+        clock.mark("forward")
+        rows = self._inputs.padded_rows(scheduled.rows, bucket.requests, scheduled.grammar_rows)
+        result = self.pipeline.sample(logits, rows)
+        self.pipeline.commit(rows, result.ids.unsqueeze(1), self._ones[:count])
+        clock.mark("sample")
+        self._post_update(count, count, result.ids)
+        return result
+
+    def _collect_padded(
+        self,
+        scheduled: SchedulerOutput,
+        wanting: tuple[NDArray[np.int64], int] | None,
+        clock: _Clock,
+        result: SampleResult,
+        *,
+        is_whole: bool,
+    ) -> StepOutput:
+        if is_whole:
+            result = result.of_rows(scheduled.rows, wanting)
+        return self._collect(scheduled, self._every_row[: scheduled.num_rows], (), clock, (result, []))
+
+    # ------------------------------------------------------------------------------------- steps of their own shape
 
     def _plans(self, scheduled: SchedulerOutput, batch: InputBatch) -> dict[str, AttentionPlan]:
         """Attention of each KV group; a layerwise connector stands around every layer of a step that moves KV."""
@@ -123,7 +239,8 @@ class ModelRunner:
         clock.mark("forward")
         result = None if logits is None else self._sample(logits, batch)
         clock.mark("sample")
-        self._post_update(batch, self._no_ids if result is None else result.ids)
+        ids = self._no_ids if result is None else result.ids
+        self._post_update(len(batch.rows_np), len(batch.logits_rows_np), ids)
         return result, prompts
 
     def _logits(self, hidden: torch.Tensor, batch: InputBatch) -> torch.Tensor | None:
@@ -139,9 +256,14 @@ class ModelRunner:
         return result
 
     def _collect(
-        self, scheduled: SchedulerOutput, batch: InputBatch, spans: Sequence[Span], clock: _Clock, computed: Computed
+        self,
+        scheduled: SchedulerOutput,
+        at: NDArray[np.int32],
+        spans: Sequence[Span],
+        clock: _Clock,
+        computed: Computed,
     ) -> StepOutput:
-        """The step's output on the host: the only part that waits for the device."""
+        """The step's output; at: batch row of each logits row. What was computed is on the host."""
         result, prompts = computed
         prompt_logprobs = self._prompts.collect(spans, prompts) if spans else None
         one_each = scheduled.only_decodes
@@ -152,7 +274,6 @@ class ModelRunner:
             none = np.full((scheduled.num_rows, 1), -1, np.int32)
             return StepOutput(none, num_valid, connector=transfers, timings=clock.seconds)
         sampled, logprobs, errors = self.pipeline.collect(result)
-        at = batch.logits_rows_np
         if len(at) < scheduled.num_rows:
             ids, sampled = sampled, np.full(scheduled.num_rows, -1, np.int32)
             sampled[at] = ids
@@ -189,7 +310,6 @@ class ModelRunner:
     def _update_rows(self, scheduled: SchedulerOutput) -> None:
         """Rows that left are released before rows that arrive: an arriving request may take a row of this very step."""
         if scheduled.goes_on:
-            self.table.apply(scheduled.new_block_ids)
             return
         for row in scheduled.preempted:
             self.pipeline.preempt(row)
@@ -200,11 +320,9 @@ class ModelRunner:
                 attention.release(row)
         for new in scheduled.new:
             self._add(new)
-        self.table.apply(scheduled.new_block_ids)
         if scheduled.new:
+            self.table.apply()
             self.pipeline.rows_applied()
-        if scheduled.block_ops:
-            self._move_blocks(scheduled)
 
     def _add(self, new: NewRequest) -> None:
         self.table.add(new)
@@ -225,9 +343,8 @@ class ModelRunner:
             zeros = [torch.zeros_like(t) for t in self.backend.gather_blocks(self.kv, self.kv_specs, ops.zero)]
             self.backend.scatter_blocks(self.kv, self.kv_specs, ops.zero, zeros)
 
-    def _post_update(self, batch: InputBatch, sampled: torch.Tensor) -> None:
-        rows, logits_rows = len(batch.rows_np), len(batch.logits_rows_np)
-        self.backend.step_ops.post_update(self._inputs.buffers, self.table.views, rows, logits_rows, sampled)
+    def _post_update(self, num_rows: int, num_logits: int, sampled: torch.Tensor) -> None:
+        self.backend.step_ops.post_update(self._inputs.buffers, self.table.views, num_rows, num_logits, sampled)
 
 
 class _Clock:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from framework.sent import sent
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
@@ -48,7 +50,7 @@ class PooledColumn:
     def apply(self) -> None:
         """Sends what `take` handed out to the device."""
         for place, values in self._staged.items():
-            self.dev[place] = torch.from_numpy(values).view(self.dev.dtype).to(self.dev.device)
+            self.dev[place] = sent(values, self.dev.device).view(self.dev.dtype)
         self._staged = {}
 
     def _free_place(self) -> int:

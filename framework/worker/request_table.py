@@ -14,6 +14,7 @@ import torch
 
 from framework.batch import NULL_BLOCK, NULL_ROW, BlockDelta, Field, NewRequest
 from framework.errors import PluginError
+from framework.sent import sent
 from framework.step_ops import TableViews
 from framework.worker.pooled_column import PooledColumn
 
@@ -118,28 +119,32 @@ class RequestTable:
         self._seed[row] = np.uint64(new.seed % 2**64)
         self._staged[row] = new.token_ids
 
-    def apply(self, deltas: Sequence[BlockDelta]) -> None:
-        """Sends staged rows, their token ids and new block-table entries to the device."""
-        if self._staged:
-            self._upload(np.array(list(self._staged)))
-            starts = [row * self.max_model_len for row in self._staged]
-            tokens = list(self._staged.values())
-            self._spans(self.token_ids, starts, [len(t) for t in tokens], np.concatenate(tokens))
-            self._staged = {}
-            for pool in self._pools.values():
-                pool.apply()
+    def apply(self) -> None:
+        """Sends staged rows and their token ids to the device."""
+        if not self._staged:
+            return
+        self._upload(np.array(list(self._staged)))
+        starts = [row * self.max_model_len for row in self._staged]
+        tokens = list(self._staged.values())
+        self._spans(self.token_ids, starts, [len(t) for t in tokens], np.concatenate(tokens))
+        self._staged = {}
+        for pool in self._pools.values():
+            pool.apply()
+
+    def append_blocks(self, deltas: Sequence[BlockDelta]) -> None:
+        """Sends new block-table entries to the device, behind the rows of requests that arrive."""
         for table, delta in zip(self.block_table, deltas, strict=True):
             if len(delta.ids):
                 starts = (delta.rows.astype(np.int64) * table.shape[1] + delta.starts).tolist()
                 self._spans(table, starts, delta.counts.tolist(), delta.ids)
 
     def _spans(self, table: Tensor, starts: list[int], counts: list[int], values: NDArray[np.int32]) -> None:
-        self._ops.apply_spans(table.view(-1), starts, counts, torch.from_numpy(values).to(self.device))
+        self._ops.apply_spans(table.view(-1), starts, counts, sent(values, self.device))
 
     def _upload(self, rows: NDArray[Any]) -> None:
-        index = torch.from_numpy(rows).to(self.device)
-        self._ops.apply_rows(self._arena, index, torch.from_numpy(self._arena_np[rows]).to(self.device))
+        index = sent(rows, self.device)
+        self._ops.apply_rows(self._arena, index, sent(self._arena_np[rows], self.device))
         for table in self.block_table:  # behind a request's last block stands the null block, never somebody else's
             table.index_fill_(0, index, NULL_BLOCK)
         for c in self._wide:
-            c.dev[index] = torch.from_numpy(c.np[rows]).view(c.dev.dtype).to(self.device)
+            c.dev[index] = sent(c.np[rows], self.device).view(c.dev.dtype)

@@ -115,7 +115,7 @@ class Pair:
                 new = NewRequest(self.count, str(self.count), np.array([1, 2, 3], np.int32), 3, 0, params, 7)
                 table.add(new)
                 pipeline.add_request(self.count, params, new)
-                table.apply(())
+                table.apply()
         return self
 
     def rows(self, numbers, position):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from framework import LLM
-from framework.errors import ConfigError, FrameworkError, NotBuiltError, PluginError
+from framework.errors import ConfigError, FrameworkError, PluginError
 from framework.interfaces import Capabilities
 
 HEADER = {
@@ -114,9 +113,3 @@ def test_backend_that_does_not_keep_batch_invariance_is_refused(folder: Path, mo
     monkeypatch.setattr(CpuBackend, "__init__", without)
     with pytest.raises(ConfigError, match=r"engine\.batch_invariant=true: backend=cpu does not offer it"):
         build(folder, "engine.batch_invariant=true")
-
-
-def test_backend_that_asks_for_padded_steps_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("framework_backends.cpu.CpuBackend.buckets", lambda *_: [SimpleNamespace(tokens=8)])
-    with pytest.raises(NotBuiltError, match=r"backend=cpu asks for padded steps \(buckets\)"):
-        build(folder)

@@ -39,7 +39,7 @@ def once(function, number, error):
 
 PLACES = {
     "model": lambda llm: (llm.engine.core.executor._runner.model, "forward"),
-    "rows": lambda llm: (llm.engine.core.executor._runner.table, "apply"),
+    "rows": lambda llm: (llm.engine.core.executor._runner.table, "append_blocks"),
     "sampler": lambda llm: (llm.engine.core.executor._runner.pipeline, "sample"),
     "execute": lambda llm: (llm.engine.core.executor, "execute"),
     "schedule": lambda llm: (llm.engine.core.scheduler, "schedule"),

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from framework import SamplingParams, step_ops
 from framework.batch import BlockDelta, NewRequest, SchedulerOutput
-from framework.interfaces import KVGroup
+from framework.interfaces import BackendContext, KVGroup
 from framework.worker.input_batch import InputBuffers
 from framework.worker.request_table import RequestTable
+from framework_backends.cpu import CpuBackend
 
 BLOCK, MAX_LEN, ROWS, TOKENS = 4, 32, 7, 64
 GROUPS = (KVGroup("full", block_size=BLOCK, layers=(0,)),)
@@ -33,7 +34,8 @@ def build(case: list[tuple[int, int, bool]], order: list[int]) -> tuple[RequestT
         blocks = [10 * row + i for i in range(-(-len(ids) // BLOCK))]
         for column, values in zip(deltas, ([row], [0], [len(blocks)], blocks), strict=True):
             column.extend(values)
-    table.apply([BlockDelta(*(np.array(c, np.int32) for c in deltas))])
+    table.apply()
+    table.append_blocks([BlockDelta(*(np.array(c, np.int32) for c in deltas))])
     scheduled, computed, samples = (list(c) for c in zip(*case, strict=True))
     output = SchedulerOutput(
         step_id=0,
@@ -43,7 +45,7 @@ def build(case: list[tuple[int, int, bool]], order: list[int]) -> tuple[RequestT
         samples=np.array(samples, np.bool_),
         num_drafts=np.zeros(len(case), np.int32),
     )
-    return table, InputBuffers(ROWS, TOKENS + 64, GROUPS, torch.device("cpu"), step_ops), output
+    return table, InputBuffers(ROWS, TOKENS + 64, GROUPS, CpuBackend({}, BackendContext()), 1), output
 
 
 @settings(max_examples=60, deadline=None)
@@ -51,7 +53,7 @@ def build(case: list[tuple[int, int, bool]], order: list[int]) -> tuple[RequestT
 def test_prepare_and_post_update_equal_a_plain_loop(case: list[tuple[int, int, bool]], data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(1, ROWS)))[: len(case)]
     table, inputs, output = build(case, order)
-    batch = inputs.prepare(output, table.views)
+    batch = inputs.prepare(output, table.views, goes_on=False)
     rows = inputs.logits_view(batch)
     ids, positions, slots, last, draws = [], [], [], [], []
     for row, (scheduled, computed, samples) in zip(order, case, strict=True):
@@ -90,7 +92,7 @@ def test_steps_of_changing_shape_leave_nothing_behind(lengths: list[list[int]]) 
         computed = np.full(r, 8, np.int32)
         rows = np.arange(1, r + 1, dtype=np.int32)
         scheduled = SchedulerOutput(step, rows, np.array(spans, np.int32), computed, samples, np.zeros(r, np.int32))
-        fresh = InputBuffers(ROWS, TOKENS + 64, GROUPS, torch.device("cpu"), step_ops)
+        fresh = InputBuffers(ROWS, TOKENS + 64, GROUPS, CpuBackend({}, BackendContext()), 1)
         ours, theirs = inputs.prepare(scheduled, table.views), fresh.prepare(scheduled, table.views)
         pairs = [(ours, theirs), (inputs.logits_view(ours), fresh.logits_view(theirs))]
         for field, a, b in ((f.name, getattr(x, f.name), getattr(y, f.name)) for x, y in pairs for f in fields(x)):

@@ -47,7 +47,8 @@ def test_a_row_travels_whole_at_its_admission_and_other_rows_stay(table: Request
     k.np[2], flag.np[2], scale.np[2], wide.np[2] = 3, False, [1, 2, 3], 9
     k.np[3] = 99  # written, but row 3 is not admitted
     table.add(new(2, [5, 6, 7], computed=0, seed=2**64 - 1))
-    table.apply([NO_BLOCKS])
+    table.apply()
+    table.append_blocks([NO_BLOCKS])
     assert k.dev.tolist() == [7, 7, 3, 7, 7]
     assert flag.dev.tolist() == [True, True, False, True, True]
     assert scale.dev[2].tolist() == [1, 2, 3]
@@ -60,15 +61,18 @@ def test_a_row_travels_whole_at_its_admission_and_other_rows_stay(table: Request
 
 def test_block_deltas_of_several_rows_are_written_where_they_say(table: RequestTable) -> None:
     rows, starts, counts = ([1, 3], [0, 2], [2, 1])
-    table.apply([BlockDelta(*(np.array(x, np.int32) for x in (rows, starts, counts, [8, 9, 4])))])
+    table.apply()
+    table.append_blocks([BlockDelta(*(np.array(x, np.int32) for x in (rows, starts, counts, [8, 9, 4])))])
     assert table.block_table[0].tolist() == [[0] * 4, [8, 9, 0, 0], [0] * 4, [0, 0, 4, 0], [0] * 4]
 
 
 def test_a_reused_row_keeps_no_block_of_its_former_request(table: RequestTable) -> None:
     table.add(new(2, [1, 2, 3]))
-    table.apply([BlockDelta(*(np.array(x, np.int32) for x in ([2], [0], [3], [7, 8, 9])))])
+    table.apply()
+    table.append_blocks([BlockDelta(*(np.array(x, np.int32) for x in ([2], [0], [3], [7, 8, 9])))])
     table.add(new(2, [4]))
-    table.apply([BlockDelta(*(np.array(x, np.int32) for x in ([2], [0], [1], [5])))])
+    table.apply()
+    table.append_blocks([BlockDelta(*(np.array(x, np.int32) for x in ([2], [0], [1], [5])))])
     assert table.block_table[0][2].tolist() == [5, 0, 0, 0]
 
 
@@ -106,7 +110,8 @@ class TestPooledField:
         if value is not None:
             column.take(row)[:] = value
         table.add(new(row, [1]))
-        table.apply([NO_BLOCKS])
+        table.apply()
+        table.append_blocks([NO_BLOCKS])
 
     def held(self, table: RequestTable, row: int) -> list[int]:
         column = table.column("stage", "counts")

@@ -98,6 +98,9 @@ class CpuBackend:
             dim = spec.shape.index(-1)
             tensor.index_copy_(dim, index, values.movedim(0, dim))
 
+    def host_memory(self, num_words: int) -> Tensor:
+        return torch.zeros(num_words, dtype=torch.int64)
+
     def buckets(self, max_num_seqs: int, max_num_batched_tokens: int) -> list[Bucket]:
         """None: steps run with exact shapes."""
         return []

@@ -125,7 +125,7 @@ def _needs_all_mass(limits: Mapping[str, NDArray[Any]]) -> bool:
 
 def _column(operands: Operands, name: str, word: str, rows: Rows) -> NDArray[Any]:
     """[L] numbers of the rows out of a column of the request table."""
-    column: NDArray[Any] = operands[name][word].numpy()[rows.req_idx_np]
+    column: NDArray[Any] = operands[name][word].numpy()[rows.req_idx.numpy()]
     return column
 
 

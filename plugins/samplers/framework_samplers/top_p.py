@@ -59,7 +59,7 @@ class TopP:
             return lo, hi
         if len(wanting) == len(logits):
             return torch.maximum(lo, self._floor(logits, rows.req_idx, lo, hi)), hi
-        index = torch.from_numpy(wanting).to(logits.device)
+        index = torch.from_numpy(wanting).to(logits.device, non_blocking=True)
         part = logits.index_select(0, index)
         floor = self._floor(part, rows.req_idx[index], lo[index], hi[index])
         return lo.index_copy(0, index, torch.maximum(lo[index], floor)), hi

@@ -58,7 +58,7 @@ class Typical:
             return lo, hi
         if len(wanting) == len(logits):
             return self._narrowed(logits, rows.req_idx, lo, hi)
-        index = torch.from_numpy(wanting).to(logits.device)
+        index = torch.from_numpy(wanting).to(logits.device, non_blocking=True)
         part = (t.index_select(0, index) for t in (logits, rows.req_idx, lo, hi))
         new_lo, new_hi = self._narrowed(*part)
         return lo.index_copy(0, index, new_lo), hi.index_copy(0, index, new_hi)

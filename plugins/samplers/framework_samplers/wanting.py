@@ -27,7 +27,7 @@ def apply_where(
     if len(places) == len(logits):
         apply(logits, rows)
     elif len(places):
-        index = torch.from_numpy(places).to(logits.device)
+        index = torch.from_numpy(places).to(logits.device, non_blocking=True)
         part = logits.index_select(0, index)
         apply(part, rows.at(index, places))
         logits.index_copy_(0, index, part)

@@ -1,0 +1,55 @@
+"""What a sampler gives of one step, and the feature bits by which a step knows what its rows want. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from framework.sampling.logprobs import Measured
+
+DRAWS, LOGPROBS = 1 << 62, 1 << 63
+"""Feature bits of the pipeline itself: the row is not greedy; it wants logprobs. The lower bits are the stages'."""
+
+
+@dataclass(slots=True)
+class SampleResult:
+    """Tokens of one step, on the device; `collect` brings them to the host.
+
+    ids     [L] int64, in range also for a row that has no distribution to choose from, where it means nothing
+    told    [L] int64, the same but -1 for such a row: the one array that the host reads of every step
+    top     [L] float32 largest logit after masks and penalties; chosen [L] float32 logit of the id that was taken
+    """
+
+    ids: Tensor
+    told: Tensor
+    top: Tensor
+    chosen: Tensor
+    req_idx_np: NDArray[np.int32]
+    logprobs: Measured | None = None
+    payloads: dict[str, Any] = field(default_factory=dict)
+
+    def of_rows(self, req_idx_np: NDArray[np.int32], wanting: tuple[NDArray[np.int64], int] | None) -> SampleResult:
+        """The part of the first rows of a captured step, once it is on the host; behind them stands padding.
+
+        wanting  (rows with logprobs, how many of the best they want at most), None for no logprobs
+        """
+        n = len(req_idx_np)
+        own = SampleResult(self.ids[:n], self.told[:n], self.top[:n], self.chosen[:n], req_idx_np)
+        if wanting is not None:
+            assert self.logprobs is not None, "the step was to tell logprobs"
+            own.logprobs = self.logprobs.at(*wanting)
+        return own
+
+
+def union_of(bits: NDArray[np.uint64]) -> int:
+    """All bits of the rows."""
+    # rows of a step share few patterns: a set of them costs less than a reduction over as few numbers
+    union = 0
+    for pattern in set(bits.tolist()):
+        union |= pattern
+    return union

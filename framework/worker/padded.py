@@ -1,0 +1,109 @@
+"""Padded steps of decodes: which bucket a step runs in, and the executables that serve it.
+
+A backend that names buckets compiles a step once a bucket and a variant of the sampler, and runs it again for other
+requests. Knows no device: what compiling means is the backend's affair. Called by the model runner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from framework.batch import NULL_BLOCK
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from framework.batch import SchedulerOutput
+    from framework.interfaces import Bucket
+    from framework.sampling.captured import CapturedSampler, Variant
+
+Executable = Callable[[], Any]
+MAX_VARIANTS = 6
+"""Executables a bucket that each do exactly what some step needed; further steps share one that does everything."""
+
+
+class PaddedSteps:
+    """Executables by bucket and variant, made when a step first needs one or in `warm_up`.
+
+    make  (bucket, variant) -> executable; variant None is the forward pass alone, up to the logits
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        captured: CapturedSampler | None,
+        make: Callable[[Bucket, Variant | None], Executable],
+    ) -> None:
+        self._buckets = sorted(buckets, key=lambda bucket: bucket.requests)
+        self._captured, self._make = captured, make
+        self._plain = None if captured is None else captured.plain()
+        self._made: dict[Bucket, dict[Variant | None, Executable]] = {bucket: {} for bucket in self._buckets}
+        self._chosen: dict[tuple[Bucket, Variant | None], Executable] = {}
+
+    def bucket(self, num_rows: int) -> Bucket | None:
+        """The smallest bucket for so many decodes; None when there is none."""
+        return next((bucket for bucket in self._buckets if bucket.requests >= num_rows), None)
+
+    def variant(self, req_idx: NDArray[np.int32]) -> Variant | None:
+        """What the sampler has to do for these rows inside of the executable; None for rows sampled behind it."""
+        return None if self._captured is None else self._captured.variant(req_idx)
+
+    def executable(self, bucket: Bucket, variant: Variant | None) -> Executable:
+        """One that serves the variant. Making it takes a moment; what is made stays."""
+        found = self._chosen.get((bucket, variant))
+        if found is None:
+            found = self._chosen[bucket, variant] = self._choose(bucket, variant)
+        return found
+
+    def warm_up(self) -> Iterator[Bucket]:
+        """Makes the executables of plain steps, the largest first; yields each bucket when it is done."""
+        for bucket in reversed(self._buckets):
+            self.executable(bucket, self._plain)
+            yield bucket
+
+    @property
+    def num_buckets(self) -> int:
+        return len(self._buckets)
+
+    def _choose(self, bucket: Bucket, variant: Variant | None) -> Executable:
+        made = self._made[bucket]
+        if variant is not None and self._captured is not None:
+            for old in [v for v in made if v is not None and not self._captured.is_current(v)]:
+                del made[old]
+            self._chosen = {key: found for key, found in self._chosen.items() if key[1] is None or key[1] in made}
+            if self._plain is not None and self._plain.serves(variant):
+                variant = self._plain
+            elif variant not in made and len(made) >= MAX_VARIANTS:
+                variant = self._captured.widest(variant)
+        if variant not in made:
+            made[variant] = self._make(bucket, variant)
+        return made[variant]
+
+
+def entered_blocks(scheduled: SchedulerOutput, block_sizes: Sequence[int]) -> list[NDArray[np.int32]] | None:
+    """[groups][R] the block that each row of a step of decodes enters with it, NULL_BLOCK for none.
+
+    None when the step brings other blocks than those, as for requests that arrive.
+    """
+    rows, entered = scheduled.rows, []
+    for delta, size in zip(scheduled.new_block_ids, block_sizes, strict=True):
+        blocks = np.full(len(rows), NULL_BLOCK, np.int32)
+        if len(delta.rows):
+            at = _places(rows, delta.rows)
+            is_one_each = len(delta.ids) == len(delta.rows) and at is not None
+            if not is_one_each or (delta.starts != scheduled.num_computed_tokens[at] // size).any():
+                return None
+            blocks[at] = delta.ids
+        entered.append(blocks)
+    return entered
+
+
+def _places(rows: NDArray[np.int32], wanted: NDArray[np.int32]) -> NDArray[np.int64] | None:
+    """Index in rows of each of the wanted, all different; None when one is not there."""
+    place = np.full(int(max(rows.max(), wanted.max())) + 1, -1)
+    place[rows] = np.arange(len(rows))
+    at = place[wanted]
+    return None if (at < 0).any() else at

@@ -1,0 +1,200 @@
+"""Padded steps of decodes give the tokens of steps of their own shape, whatever requests want and however they come.
+
+The host's backend names buckets here and runs what it was to record once again for each step: the step function is
+given nothing of a step but what stands in fixed memory. Attention is a plain loop that reads tensors alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from framework import LLM, SamplingParams
+from framework.batch import BlockDelta, InputBatch, SchedulerOutput
+from framework.interfaces import Bucket
+from framework.testing.crafted import save_crafted
+from framework.worker.padded import entered_blocks
+from framework_attention.cpu import CpuAttention
+
+VOCAB = 40
+SIZES = (1, 2, 4)
+WORDS = (
+    "engine.dtype=float32", "engine.max_model_len=64", "scheduler.max_num_seqs=5", "kv_cache.block_size=4",
+    "engine.seed=3",
+)  # fmt: skip
+WANTS: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.7},
+    "greedy": {"temperature": 0.0},
+    "thresholds": {"top_k": 9, "top_p": 0.8, "min_p": 0.01},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4},
+    "bias": {"logit_bias": {3: 4.0, 5: -90.0}},
+    "allowed": {"allowed_token_ids": [1, 2, 3, 5, 8, 13, 21, 34]},
+    "min_tokens": {"min_tokens": 6, "stop_token_ids": [4, 7, 9]},
+    "bad_words": {"bad_words_token_ids": [[3], [4, 5]]},
+    "logprobs": {"logprobs": 3},
+    "logprobs of the chosen": {"logprobs": 0},
+    "all logprobs": {"logprobs": -1},
+    "listed": {"logprob_token_ids": [1, 2]},
+    "prompt_logprobs": {"prompt_logprobs": 2},
+    "n": {"n": 2},
+}
+
+
+@dataclass
+class TensorsOnly:
+    """Attention that knows of a step what its tensors hold when a layer is computed."""
+
+    owner: CpuAttention
+    batch: InputBatch
+    group: int
+
+    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        bound, b = self.owner._layers[layer], self.batch
+        for side, values in zip(bound.slots, (k, v), strict=True):
+            side.index_copy_(1, b.slot_mapping[self.group], values.transpose(0, 1))
+        out = torch.zeros_like(q)
+        for i, (row, length) in enumerate(zip(b.idx_mapping.tolist(), b.seq_lens.tolist(), strict=True)):
+            tokens = range(int(b.query_start_loc[i]), int(b.query_start_loc[i + 1]))
+            size = bound.kv.shape[3]
+            blocks = b.block_table[self.group][row, : -(-length // size)].long()
+            keys, values = (
+                bound.kv.index_select(2, blocks)
+                .flatten(2, 3)[:, :, :length]
+                .repeat_interleave(q.shape[1] // k.shape[1], 1)
+            )
+            for token in tokens if length else ():
+                end = length - (tokens[-1] - token)
+                scores = torch.einsum("hd,hld->hl", q[token], keys[:, :end]) * bound.spec.scale
+                out[token] = torch.einsum("hl,hld->hd", scores.softmax(-1), values[:, :end])
+        return out
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    table = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(5)) * 2
+    return save_crafted(tmp_path_factory.mktemp("padded") / "model", table)
+
+
+@pytest.fixture
+def padded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Rows of the buckets whose executables were made. An empty list afterwards means that nothing was padded."""
+    made: list[int] = []
+
+    def compile_(self: Any, step: Any, bucket: Bucket | None) -> Any:
+        if bucket is not None:
+            made.append(bucket.requests)
+            step()
+        return step
+
+    buckets = [Bucket(n, n, n, 1) for n in SIZES]
+    monkeypatch.setattr("framework_backends.cpu.CpuBackend.buckets", lambda *_: buckets)
+    monkeypatch.setattr("framework_backends.cpu.CpuBackend.compile", compile_)
+    yield made
+
+
+def outputs(folder: Path, requests: list[dict[str, Any]], *words: str) -> list[Any]:
+    prompts = [{"prompt_token_ids": [(7 * i + j) % VOCAB for j in range(3 + 2 * i)]} for i in range(len(requests))]
+    params = [
+        SamplingParams(max_tokens=9 + i, ignore_eos=True, detokenize=False, **want) for i, want in enumerate(requests)
+    ]
+    with LLM(folder, overrides=[*WORDS, *words]) as llm:
+        llm.generate(prompts[:2], params[:2], use_tqdm=False)  # rows and blocks have been somebody's
+        found = llm.generate(prompts, params, use_tqdm=False)
+        stats = llm.engine.stats()
+    assert stats["num_free_blocks"] == stats["num_blocks"] - 1
+    return [
+        (one.token_ids, one.finish_reason, one.logprobs and list(one.logprobs), request.prompt_logprobs)
+        for request in found
+        for one in request.outputs
+    ]
+
+
+@pytest.fixture
+def plain(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The outputs of steps of their own shape, with the attention of this module."""
+    monkeypatch.setattr(CpuAttention, "plan", lambda owner, batch, group: TensorsOnly(owner, batch, group))
+
+    def run(requests: list[dict[str, Any]], *words: str) -> list[Any]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("framework_backends.cpu.CpuBackend.buckets", lambda *_: [])
+            return outputs(folder, requests, *words)
+
+    return run
+
+
+def assert_same(found: list[Any], wanted: list[Any]) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        assert one[:2] == other[:2]
+        for ours, theirs in zip(one[2] or [], other[2] or [], strict=True):
+            assert {i: (x.rank, pytest.approx(x.logprob, abs=1e-4)) for i, x in ours.items()} == {
+                i: (x.rank, x.logprob) for i, x in theirs.items()
+            }
+
+
+@pytest.mark.parametrize("want", WANTS)
+def test_a_request_alone_and_among_others_gives_the_same_tokens(
+    want: str, folder: Path, plain: Any, padded: list[int]
+) -> None:
+    requests = [WANTS[want], WANTS["temperature"], WANTS[want]]
+    assert_same(outputs(folder, requests), plain(requests))
+    assert set(padded) == set(SIZES)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_requests_that_all_want_something_else_give_the_same_tokens(
+    is_async: bool, folder: Path, plain: Any, padded: list[int]
+) -> None:
+    """More requests than rows and more rows than the largest bucket, in a pool that is too small for them."""
+    requests, words = list(WANTS.values()), ("kv_cache.num_blocks=26", f"engine.async_scheduling={is_async}")
+    assert_same(outputs(folder, requests, *words), plain(requests, *words))
+    assert set(padded) == set(SIZES)
+
+
+@pytest.mark.parametrize("sampler", ["greedy", "mirostat"])
+def test_other_pipelines(sampler: str, folder: Path, plain: Any, padded: list[int]) -> None:
+    requests: list[dict[str, Any]] = [{"temperature": 0.0 if sampler == "greedy" else 1.0}] * 3
+    assert_same(outputs(folder, requests, f"sampler={sampler}"), plain(requests, f"sampler={sampler}"))
+    assert set(padded) == set(SIZES)
+
+
+def test_buckets_share_one_wide_executable_once_they_have_many(
+    folder: Path, plain: Any, padded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("framework.worker.padded.MAX_VARIANTS", 2)
+    requests = [WANTS[want] for want in ("temperature", "bias", "thresholds", "penalties", "allowed", "logprobs")]
+    assert_same(outputs(folder, requests), plain(requests))
+    assert padded.count(4) <= 4  # plain, one that was needed first, all stages, all stages with logprobs
+
+
+def scheduled(rows: list[int], computed: list[int], delta: tuple[list[int], ...]) -> SchedulerOutput:
+    columns = [np.array(column, np.int32) for column in delta]
+    ones = np.ones(len(rows), np.int32)
+    return SchedulerOutput(
+        0, np.array(rows, np.int32), ones, np.array(computed, np.int32), ones > 0, ones * 0,
+        new_block_ids=(BlockDelta(*columns),),
+    )  # fmt: skip
+
+
+def test_blocks_that_rows_enter_are_told_by_row() -> None:
+    step = scheduled([5, 2, 9], [8, 3, 12], ([9, 5], [3, 2], [1, 1], [70, 71]))
+    (blocks,) = entered_blocks(step, [4]) or [None]
+    assert blocks is not None and blocks.tolist() == [71, 0, 70]
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        ([5], [0], [3], [1, 2, 3]),  # an arriving request's
+        ([5], [1], [1], [9]),  # not the block of the token that is computed
+        ([4], [2], [1], [9]),  # of a row that does not run
+    ],
+)
+def test_other_blocks_are_not_told_by_row(delta: tuple[list[int], ...]) -> None:
+    assert entered_blocks(scheduled([5, 2], [8, 3], delta), [4]) is None
