@@ -1,0 +1,119 @@
+"""Memory of a CUDA device: the arithmetic of what KV blocks get, and blocks that move, here on a host device too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from framework.errors import ConfigError
+from framework.interfaces import KVSpec
+from framework_backends.cuda_memory import (
+    Meter,
+    allocate_kv,
+    copy_blocks,
+    gather_blocks,
+    kv_bytes,
+    memory_in_use,
+    scatter_blocks,
+)
+
+GB = 10**9
+SPECS = [KVSpec((2, 3, -1, 4, 5), torch.float32, 480), KVSpec((-1, 4, 7), torch.float16, 56)]
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+
+
+def test_kv_has_the_fraction_of_the_device_less_what_is_in_use_and_a_step() -> None:
+    assert kv_bytes(8192, 1000, 0.5, in_use=20 * GB, total=100 * GB, step_bytes=5 * GB) == 25 * GB
+
+
+def test_nine_tenths_are_given_away_when_nobody_says_how_much() -> None:
+    assert kv_bytes(8192, 1000, None, in_use=0, total=100 * GB, step_bytes=0) == 90 * GB
+
+
+@pytest.mark.parametrize("fraction", (0.0, -0.1, 1.5, float("nan")))
+def test_fraction_outside_its_range_is_refused(fraction: float) -> None:
+    with pytest.raises(ConfigError, match=r"kv_cache\.memory_fraction=.* must be above 0 and at most 1"):
+        kv_bytes(8192, 1000, fraction, in_use=0, total=1, step_bytes=0)
+
+
+def test_one_request_that_does_not_fit_is_refused_with_what_is_left() -> None:
+    with pytest.raises(ConfigError) as caught:
+        kv_bytes(131072, 131072, None, in_use=75 * GB, total=100 * GB, step_bytes=5 * GB)
+    assert str(caught.value) == (
+        "engine.max_model_len=131072 takes 17.2 GB of KV cache for one request, and 10.0 GB are left: "
+        "kv_cache.memory_fraction=0.9 of 100.0 GB, less 75.0 GB in use and 5.0 GB for a step. Lower "
+        "engine.max_model_len, raise kv_cache.memory_fraction, or free memory of the device"
+    )
+
+
+def test_a_device_that_is_full_has_nothing_left() -> None:
+    with pytest.raises(ConfigError, match=r"and 0\.0 GB are left"):
+        kv_bytes(10, 1, None, in_use=99 * GB, total=100 * GB, step_bytes=0)
+
+
+def numbered(device: str) -> list[torch.Tensor]:
+    """Memory of nine blocks with a value of its own in every place that the dtype can tell."""
+    kv = allocate_kv(SPECS, 9, torch.device(device))
+    assert not any(tensor.any() for tensor in kv)
+    for tensor in kv:
+        tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) % 2048)
+    return kv
+
+
+@DEVICES
+def test_blocks_are_copied_as_if_at_once(device: str) -> None:
+    kv = numbered(device)
+    before = [tensor.clone() for tensor in kv]
+    copy_blocks(kv, SPECS, [(1, 2), (2, 3), (8, 1)])
+    for tensor, old, spec in zip(kv, before, SPECS, strict=True):
+        dim = spec.shape.index(-1)
+        order = torch.tensor([0, 8, 1, 2, 4, 5, 6, 7, 8], device=device)
+        assert torch.equal(tensor, old.index_select(dim, order))
+
+
+@DEVICES
+def test_blocks_come_to_the_host_and_go_back_elsewhere(device: str) -> None:
+    kv = numbered(device)
+    before = [tensor.clone().cpu() for tensor in kv]
+    data = gather_blocks(kv, SPECS, [5, 2])
+    assert [(d.device.type, d.shape, d.dtype) for d in data] == [
+        ("cpu", (2, 2, 3, 4, 5), torch.float32),
+        ("cpu", (2, 4, 7), torch.float16),
+    ]
+    scatter_blocks(kv, SPECS, [0, 7], data)
+    for one in data:
+        one.zero_()  # which changes nothing any more
+    for tensor, old, spec in zip(kv, before, SPECS, strict=True):
+        order = torch.tensor([5, 1, 2, 3, 4, 5, 6, 2, 8])
+        assert torch.equal(tensor.cpu(), old.index_select(spec.shape.index(-1), order))
+
+
+@pytest.mark.cuda
+def test_blocks_are_copied_and_put_back_without_waiting() -> None:
+    kv = numbered("cuda")
+    data = gather_blocks(kv, SPECS, [5, 2])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        copy_blocks(kv, SPECS, [(1, 2), (2, 3)])
+        scatter_blocks(kv, SPECS, [0, 7], data)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.cuda
+def test_a_meter_tells_what_a_step_takes_at_a_time() -> None:
+    device = torch.device("cuda")
+    kept = torch.empty(64 << 20, dtype=torch.uint8, device=device)
+    meter = Meter(device)
+    meter.begin()
+    for _ in range(2):
+        torch.empty(32 << 20, dtype=torch.uint8, device=device)
+    assert 32 << 20 <= meter.peak() < 64 << 20
+    in_use, total = memory_in_use(device)
+    assert kept.nbytes <= in_use <= total
+
+
+@pytest.mark.cuda
+def test_more_than_the_device_has_is_refused_by_the_allocator() -> None:
+    with pytest.raises(RuntimeError, match="out of memory"):
+        allocate_kv([KVSpec((-1, 1 << 20), torch.float32, 4 << 20)], 1 << 20, torch.device("cuda"))
