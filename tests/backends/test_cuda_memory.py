@@ -7,15 +7,7 @@ import torch
 
 from framework.errors import ConfigError
 from framework.interfaces import KVSpec
-from framework_backends.cuda_memory import (
-    Meter,
-    allocate_kv,
-    copy_blocks,
-    gather_blocks,
-    kv_bytes,
-    memory_in_use,
-    scatter_blocks,
-)
+from framework_backends.cuda_memory import CudaMemory, kv_bytes
 
 GB = 10**9
 SPECS = [KVSpec((2, 3, -1, 4, 5), torch.float32, 480), KVSpec((-1, 4, 7), torch.float16, 56)]
@@ -51,9 +43,9 @@ def test_a_device_that_is_full_has_nothing_left() -> None:
         kv_bytes(10, 1, None, in_use=99 * GB, total=100 * GB, step_bytes=0)
 
 
-def numbered(device: str) -> list[torch.Tensor]:
-    """Memory of nine blocks with a value of its own in every place that the dtype can tell."""
-    kv = allocate_kv(SPECS, 9, torch.device(device))
+def numbered(memory: CudaMemory) -> list[torch.Tensor]:
+    """Nine blocks with a value of its own in every place that the dtype can tell."""
+    kv = memory.allocate_kv(SPECS, 9)
     assert not any(tensor.any() for tensor in kv)
     for tensor in kv:
         tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) % 2048)
@@ -62,9 +54,10 @@ def numbered(device: str) -> list[torch.Tensor]:
 
 @DEVICES
 def test_blocks_are_copied_as_if_at_once(device: str) -> None:
-    kv = numbered(device)
+    memory = CudaMemory(torch.device(device))
+    kv = numbered(memory)
     before = [tensor.clone() for tensor in kv]
-    copy_blocks(kv, SPECS, [(1, 2), (2, 3), (8, 1)])
+    memory.copy_blocks(kv, SPECS, [(1, 2), (2, 3), (8, 1)])
     for tensor, old, spec in zip(kv, before, SPECS, strict=True):
         dim = spec.shape.index(-1)
         order = torch.tensor([0, 8, 1, 2, 4, 5, 6, 7, 8], device=device)
@@ -73,14 +66,15 @@ def test_blocks_are_copied_as_if_at_once(device: str) -> None:
 
 @DEVICES
 def test_blocks_come_to_the_host_and_go_back_elsewhere(device: str) -> None:
-    kv = numbered(device)
+    memory = CudaMemory(torch.device(device))
+    kv = numbered(memory)
     before = [tensor.clone().cpu() for tensor in kv]
-    data = gather_blocks(kv, SPECS, [5, 2])
+    data = memory.gather_blocks(kv, SPECS, [5, 2])
     assert [(d.device.type, d.shape, d.dtype) for d in data] == [
         ("cpu", (2, 2, 3, 4, 5), torch.float32),
         ("cpu", (2, 4, 7), torch.float16),
     ]
-    scatter_blocks(kv, SPECS, [0, 7], data)
+    memory.scatter_blocks(kv, SPECS, [0, 7], data)
     for one in data:
         one.zero_()  # which changes nothing any more
     for tensor, old, spec in zip(kv, before, SPECS, strict=True):
@@ -90,30 +84,41 @@ def test_blocks_come_to_the_host_and_go_back_elsewhere(device: str) -> None:
 
 @pytest.mark.cuda
 def test_blocks_are_copied_and_put_back_without_waiting() -> None:
-    kv = numbered("cuda")
-    data = gather_blocks(kv, SPECS, [5, 2])
+    memory = CudaMemory(torch.device("cuda"))
+    kv = numbered(memory)
+    data = memory.gather_blocks(kv, SPECS, [5, 2])
     torch.cuda.set_sync_debug_mode("error")
     try:
-        copy_blocks(kv, SPECS, [(1, 2), (2, 3)])
-        scatter_blocks(kv, SPECS, [0, 7], data)
+        memory.copy_blocks(kv, SPECS, [(1, 2), (2, 3)])
+        memory.scatter_blocks(kv, SPECS, [0, 7], data)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.cuda
-def test_a_meter_tells_what_a_step_takes_at_a_time() -> None:
-    device = torch.device("cuda")
-    kept = torch.empty(64 << 20, dtype=torch.uint8, device=device)
-    meter = Meter(device)
-    meter.begin()
-    for _ in range(2):
-        torch.empty(32 << 20, dtype=torch.uint8, device=device)
-    assert 32 << 20 <= meter.peak() < 64 << 20
-    in_use, total = memory_in_use(device)
-    assert kept.nbytes <= in_use <= total
+def test_what_the_largest_step_takes_at_a_time_is_not_given_away() -> None:
+    memory, size = CudaMemory(torch.device("cuda")), 64 << 20
+    kept = torch.zeros(size, dtype=torch.uint8, device="cuda")
+    before = memory.kv_bytes(1, 1, 0.5)
+
+    def step() -> None:
+        for _ in range(2):
+            torch.zeros(size, dtype=torch.uint8, device="cuda")
+
+    memory.profile(step)
+    assert size <= before - memory.kv_bytes(1, 1, 0.5) < 2 * size
+    assert not kept.any()
+
+
+@pytest.mark.cuda
+def test_a_step_that_does_not_fit_is_refused_with_the_keys_that_make_it_smaller() -> None:
+    memory = CudaMemory(torch.device("cuda"))
+    with pytest.raises(ConfigError, match=r"the largest step does not fit .*Lower scheduler\.max_num_batched_tokens"):
+        memory.profile(lambda: torch.empty(1 << 42, dtype=torch.uint8, device="cuda"))
 
 
 @pytest.mark.cuda
 def test_more_than_the_device_has_is_refused_by_the_allocator() -> None:
+    memory = CudaMemory(torch.device("cuda"))
     with pytest.raises(RuntimeError, match="out of memory"):
-        allocate_kv([KVSpec((-1, 1 << 20), torch.float32, 4 << 20)], 1 << 20, torch.device("cuda"))
+        memory.allocate_kv([KVSpec((-1, 1 << 20), torch.float32, 4 << 20)], 1 << 20)

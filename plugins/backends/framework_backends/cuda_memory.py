@@ -5,12 +5,13 @@ The backend calls in. Only moving blocks to the host waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from framework.errors import ConfigError
+from framework.errors import ConfigError, first_line
 from framework.interfaces import KVSpec
 
 DEFAULT_FRACTION = 0.9
@@ -18,31 +19,77 @@ DEFAULT_FRACTION = 0.9
 memory is there, for libraries' workspaces, and for the gaps between allocations."""
 
 
-class Meter:
-    """What a trial step takes beside what is there before it: the largest step that the engine will make is measured
-    once, before KV memory is given away."""
+class CudaMemory:
+    """The memory of one device, for a backend."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._before = 0
+        self._step_bytes = 0
 
-    def begin(self) -> None:
+    def profile(self, forward: Callable[[], Any]) -> None:
+        """Runs the largest step and remembers what it takes beside what is there before it.
+
+        Raises ConfigError when the device has not so much.
+        """
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
-        self._before = torch.cuda.memory_allocated(self._device)
-
-    def peak(self) -> int:
-        """Bytes that were allocated at a time since `begin`, beyond those that were allocated then."""
+        before = torch.cuda.memory_allocated(self._device)
+        try:
+            forward()
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"the largest step does not fit beside {_gb(before)} of weights ({first_line(error)}). Lower "
+                "scheduler.max_num_batched_tokens or scheduler.max_num_seqs, or free memory of the device"
+            ) from error
         torch.cuda.synchronize(self._device)
-        return torch.cuda.max_memory_allocated(self._device) - self._before
+        self._step_bytes = torch.cuda.max_memory_allocated(self._device) - before
 
+    def kv_bytes(self, max_model_len: int, bytes_per_token: int, fraction: float | None) -> int:
+        """As `kv_bytes` for the device as it is now; what this process has freed counts as free."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self._device)
+        return kv_bytes(max_model_len, bytes_per_token, fraction, total - free, total, self._step_bytes)
 
-def memory_in_use(device: torch.device) -> tuple[int, int]:
-    """(bytes that are in use by whomever, bytes of the device), what this process has freed not counted."""
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    return total - free, total
+    def allocate_kv(self, specs: Sequence[KVSpec], num_blocks: int) -> list[Tensor]:
+        """One zeroed tensor a layer. Raises torch.OutOfMemoryError, which is a RuntimeError."""
+        shapes = [[num_blocks if size == -1 else size for size in spec.shape] for spec in specs]
+        pairs = zip(shapes, specs, strict=True)
+        return [torch.zeros(shape, dtype=spec.dtype, device=self._device) for shape, spec in pairs]
+
+    def copy_blocks(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies blocks [(source, destination)] of every layer, as if all at once."""
+        sources, targets = self._sent(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T.contiguous())
+        for tensor, dim in zip(kv, _dims(specs), strict=True):
+            tensor.index_copy_(dim, targets, tensor.index_select(dim, sources))
+
+    def gather_blocks(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int]) -> list[Tensor]:
+        """Host copies [n, ...] a layer of whole blocks, in the order asked. Waits for the device, once for all."""
+        index = self._sent(torch.tensor(blocks, dtype=torch.int64))
+        gathered = []
+        for tensor, dim in zip(kv, _dims(specs), strict=True):
+            picked = tensor.index_select(dim, index).movedim(dim, 0).contiguous()
+            host = torch.empty(picked.shape, dtype=picked.dtype, pin_memory=self._is_cuda)
+            gathered.append(host.copy_(picked, non_blocking=True))
+        if self._is_cuda:
+            torch.cuda.current_stream(self._device).synchronize()
+        return gathered
+
+    def scatter_blocks(
+        self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int], data: Sequence[Tensor]
+    ) -> None:
+        """Writes host blocks [n, ...] a layer to their places; the data may be overwritten afterwards."""
+        index = self._sent(torch.tensor(blocks, dtype=torch.int64))
+        for tensor, dim, values in zip(kv, _dims(specs), data, strict=True):
+            tensor.index_copy_(dim, index, self._sent(values).movedim(0, dim))
+
+    def _sent(self, values: Tensor) -> Tensor:
+        """Host values on the device, without waiting: through pinned memory, which the device reads on its own."""
+        return values.pin_memory().to(self._device, non_blocking=True) if self._is_cuda else values
+
+    @property
+    def _is_cuda(self) -> bool:
+        return self._device.type == "cuda"
 
 
 def kv_bytes(
@@ -51,7 +98,7 @@ def kv_bytes(
     """Bytes for KV blocks: `fraction` of all, less what is in use and what a step takes beside it.
 
     fraction    None for `DEFAULT_FRACTION`
-    step_bytes  of the largest step, as a `Meter` says
+    step_bytes  of the largest step
     Raises ConfigError for a fraction outside (0, 1], and where not even one request of max_model_len has room.
     """
     if fraction is None:
@@ -74,53 +121,6 @@ def kv_bytes(
 
 def _gb(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:,.1f} GB"
-
-
-def allocate_kv(specs: Sequence[KVSpec], num_blocks: int, device: torch.device) -> list[Tensor]:
-    """One zeroed tensor a layer. Raises torch.OutOfMemoryError, which is a RuntimeError."""
-    shapes = [[num_blocks if size == -1 else size for size in spec.shape] for spec in specs]
-    return [torch.zeros(shape, dtype=spec.dtype, device=device) for shape, spec in zip(shapes, specs, strict=True)]
-
-
-def copy_blocks(kv: Sequence[Tensor], specs: Sequence[KVSpec], pairs: Sequence[tuple[int, int]]) -> None:
-    """Copies blocks [(source, destination)] of every layer. All sources are read before any destination is written."""
-    if not pairs:
-        return
-    sources, targets = sent(torch.tensor(pairs, dtype=torch.int64).T.contiguous(), kv[0].device)
-    for tensor, dim in zip(kv, _dims(specs), strict=True):
-        tensor.index_copy_(dim, targets, tensor.index_select(dim, sources))
-
-
-def gather_blocks(kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int]) -> list[Tensor]:
-    """Host copies [n, ...] a layer of whole blocks, in the order asked. Waits for the device, once for all layers."""
-    index = sent(torch.tensor(blocks, dtype=torch.int64), kv[0].device)
-    gathered = []
-    for tensor, dim in zip(kv, _dims(specs), strict=True):
-        picked = tensor.index_select(dim, index).movedim(dim, 0).contiguous()
-        gathered.append(_host_like(picked).copy_(picked, non_blocking=True))
-    if index.is_cuda:
-        torch.cuda.current_stream(index.device).synchronize()
-    return gathered
-
-
-def scatter_blocks(
-    kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int], data: Sequence[Tensor]
-) -> None:
-    """Writes host blocks [n, ...] a layer to their places; the data may be overwritten afterwards."""
-    index = sent(torch.tensor(blocks, dtype=torch.int64), kv[0].device)
-    for tensor, dim, values in zip(kv, _dims(specs), data, strict=True):
-        tensor.index_copy_(dim, index, sent(values, tensor.device).movedim(0, dim))
-
-
-def sent(values: Tensor, device: torch.device) -> Tensor:
-    """A copy of host values on the device, without waiting: through pinned memory, which the copy reads on its own."""
-    if device.type != "cuda" or values.is_cuda:
-        return values.to(device)
-    return values.pin_memory().to(device, non_blocking=True)
-
-
-def _host_like(values: Tensor) -> Tensor:
-    return torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
 
 
 def _dims(specs: Sequence[KVSpec]) -> list[int]:
