@@ -1,12 +1,14 @@
 """Logprobs, ranks and best ids in Triton against those of torch."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
 
 from framework import SamplingParams
 from framework.sampling.logprobs import measure, to_host
-from framework_backends.triton.sampler_ops import TritonSamplerOps
+from framework_backends.triton.sampler_ops import TritonSamplerOps, _empty_choice, _empty_logprobs
 
 
 def told_of(logits, ids, k, is_log, ops=None):
@@ -50,3 +52,12 @@ def test_a_pipeline_tells_the_same_by_either_side(pair):
     _, found, _ = one.fused.pipeline.collect(fused)
     for name in ("sampled", "rank", "top_ids", "top_logprobs", "top_ranks"):
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), atol=1e-5, err_msg=name)
+
+
+def test_results_stand_in_one_piece_of_memory_each(device):
+    for made in (_empty_choice(3, device), _empty_logprobs(3, 5, device)):
+        tensors = [getattr(made, field.name) for field in fields(made)]
+        assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+        for place, tensor in enumerate(tensors):
+            tensor.fill_(place)
+        assert [set(tensor.flatten().tolist()) for tensor in tensors] == [{i} for i in range(len(tensors))]

@@ -6,8 +6,10 @@ Works on any device that Triton does, and on the CPU in its interpreter. A backe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -319,16 +321,25 @@ _FEATURES: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 def _empty_choice(count: int, device: torch.device) -> FusedChoice:
-    ids = torch.empty(2, count, dtype=torch.int64, device=device)
-    floats = torch.empty(3, count, device=device)
+    ids, floats = _in_one_piece(device, ((2, count), torch.int64), ((3, count), torch.float32))
     return FusedChoice(ids[0], ids[1], floats[0], floats[1], floats[2])
 
 
 def _empty_logprobs(count: int, k: int, device: torch.device) -> FusedLogprobs:
-    return FusedLogprobs(
-        sampled=torch.empty(count, device=device),
-        rank=torch.empty(count, dtype=torch.int32, device=device),
-        top_ids=torch.empty(count, k, dtype=torch.int64, device=device),
-        top_logprobs=torch.empty(count, k, device=device),
-        top_ranks=torch.empty(count, k, dtype=torch.int32, device=device),
-    )
+    top_ids, sampled, rank, top, top_ranks = _in_one_piece(
+        device, ((count, k), torch.int64), ((count,), torch.float32), ((count,), torch.int32),
+        ((count, k), torch.float32), ((count, k), torch.int32),
+    )  # fmt: skip
+    return FusedLogprobs(sampled, rank, top_ids, top, top_ranks)
+
+
+def _in_one_piece(device: torch.device, *wanted: tuple[tuple[int, ...], torch.dtype]) -> list[Tensor]:
+    """Empty tensors of these shapes and dtypes, which one copy takes to the host.
+
+    They begin at multiples of 16 bytes, as memory of their own would: a kernel is compiled anew for others.
+    """
+    sizes = [dtype.itemsize * math.prod(shape) for shape, dtype in wanted]
+    room = torch.empty(sum(-(-size // 16) * 16 for size in sizes), dtype=torch.uint8, device=device)
+    starts = accumulate((-(-size // 16) * 16 for size in sizes), initial=0)
+    pieces = [room[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+    return [piece.view(dtype).view(shape) for piece, (shape, dtype) in zip(pieces, wanted, strict=True)]
