@@ -259,8 +259,8 @@ def _with_own_files(config: Config, args: RunArgs) -> tuple[Config, RunArgs]:
             raise ConfigError(f"{key}={name}: a job of a sweep writes into its own folder. Use {key}=NAME")
         return str(path)
 
-    options = {**args.options, **({"plot": own("run.plot", args.options["plot"])} if "plot" in args.options else {})}
-    args = replace(args, output=own("output", args.output), options=options)
+    named = {key: own(f"run.{key}", args.options[key]) for key in ("plot", "profile") if key in args.options}
+    args = replace(args, output=own("output", args.output), options={**args.options, **named})
     return replace(config, trace=own("trace", config.trace)), args
 
 

@@ -44,18 +44,24 @@ class NewOptions:
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """json: one JSON object instead of tables. warmup, rounds: untimed and timed passes. plot: an SVG file."""
+    """json: one JSON object instead of tables. warmup, rounds: untimed and timed passes. plot: an SVG file.
+
+    profile: a trace of a few steps of one more pass, in Chrome's JSON
+    """
 
     json: bool = False
     warmup: int = 1
     rounds: int = 3
     plot: str | None = None
+    profile: str | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("warmup", 0), ("rounds", 1)):
             check_count(f"run.{name}", getattr(self, name), least)
         if self.plot is not None and not self.plot.endswith(".svg"):
             raise ConfigError(f"run.plot={self.plot}: plots are SVG. Name a file that ends in .svg")
+        if self.profile is not None and not self.profile.endswith(".json"):
+            raise ConfigError(f"run.profile={self.profile}: traces are JSON. Name a file that ends in .json")
 
 
 # ------------------------------------------------------------------------ workloads of run=bench, `bench.KEY`

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from framework.config import build_options
 from framework.plugins import registry
 from framework.runs.bench.plot import write_plot
+from framework.runs.bench.profile import check_profile, profile_round
 from framework.runs.bench.report import Report
 from framework.runs.loading import announce
 from framework.runs.options import BenchOptions
@@ -30,12 +31,19 @@ if TYPE_CHECKING:
 
 
 def run(config: Config, args: RunArgs) -> dict[str, float]:
-    """Prints the report; `output=` gets it as JSON, `run.plot=` as SVG. Returns the medians, the metrics of a sweep."""
+    """Prints the report; `output=` gets it as JSON, `run.plot=` as SVG, `run.profile=` a trace of a few steps.
+
+    Returns the medians, the metrics of a sweep.
+    """
     options = build_options(BenchOptions, args.options, "run")
     plugins, name = registry(), args.bench.name
     bench: Bench = plugins.load_target("bench", name)(plugins.build_options("bench", name, args.bench.options), config)
     _refuse(args, getattr(bench, "unread", {}))
-    refuse_same_file({"output": args.output, "run.plot": options.plot, "trace": config.trace})
+    refuse_same_file(
+        {"output": args.output, "run.plot": options.plot, "run.profile": options.profile, "trace": config.trace}
+    )
+    if options.profile is not None:
+        check_profile(options.profile, bench, name)
     report = Report(name, dict(args.bench.options), dict(bench.units), options.warmup, options.rounds, args.command)
     with ExitStack() as stack:
         sink = stack.enter_context(OutputFile(args.output)) if args.output else None
@@ -66,12 +74,18 @@ def _measure(bench: Bench, config: Config, options: BenchOptions, report: Report
             engine = stack.enter_context(LLM(config=config)).engine
             report.engine = dict(engine.facts)
         bench.check(engine)
-        advance = stack.enter_context(_Bar((options.warmup + options.rounds) * bench.num_units, engine, stop))
+        num_rounds = options.warmup + options.rounds
+        num_passes = num_rounds + (options.profile is not None)
+        advance = stack.enter_context(_Bar(num_passes * bench.num_units, engine, stop))
         try:
-            for number in range(options.warmup + options.rounds):
+            for number in range(num_rounds):
+                before = 0 if engine is None else engine.core.last_step.num_steps
                 done: BenchRound = bench.round(engine, number, advance)
                 if number >= options.warmup:
                     report.rounds.append(done)
+            if options.profile is not None and engine is not None:
+                steps = engine.core.last_step.num_steps - before
+                report.profile = profile_round(options.profile, bench, engine, num_rounds, advance, steps)
         except KeyboardInterrupt as interrupt:
             if not interrupt.args:
                 raise

@@ -15,6 +15,7 @@ from framework.runs.table import paragraph, table, terminal_width, title
 
 if TYPE_CHECKING:
     from framework.interfaces import BenchRound
+    from framework.runs.bench.trace_figures import TraceFigures
 
 SHOWN_FACTS = (
     "model",
@@ -41,6 +42,7 @@ class Report:
     engine: dict[str, Any] = field(default_factory=dict)
     rounds: list[BenchRound] = field(default_factory=list)
     interrupted: bool = False
+    profile: TraceFigures | None = None
 
     def figures(self) -> dict[str, dict[str, Any]]:
         """{figure: median, min, max over the rounds, unit}."""
@@ -67,6 +69,7 @@ class Report:
             "interrupted": self.interrupted,
             "figures": self.figures(),
             "rounds": [{"figures": one.figures, "samples": one.samples} for one in self.rounds],
+            **({} if self.profile is None else {"profile": self.profile.as_json()}),
         }
 
     def lines(self) -> list[str]:
@@ -86,6 +89,8 @@ class Report:
             "command": self.command,
         }
         lines = [title(f"bench={self.name}"), *paragraph(spread, width, "  "), *table(_right(rows), width, "  "), ""]
+        if self.profile is not None:
+            lines += [title(f"a step, of {self.profile.num_steps} profiled"), *self.profile.lines(width), ""]
         return [*lines, *table([(key, value) for key, value in facts.items() if value], width, "  ")]
 
 
