@@ -46,7 +46,8 @@ class ComponentSpec:
     extra     name of the extra that installs its optional dependencies: pip install 'DIST[EXTRA]'
     probe     "package.module:function" -> None if usable on this machine, else the reason
     priority  `auto` takes the usable component of the highest priority
-    provides  what it serves beside its name: architectures of a model, file formats of a loader
+    provides  what it serves beside its name: architectures of a model, file formats of a loader, types of the
+              devices that an attention computes on (none: it tells by itself)
     environment  of a backend: "package.module:function" -> {variable: value} to set before torch is imported
     cases     "package.module:CASES" that the contract suite of its kind (`run=check`) takes: a case, or several
     dist      distribution that announced it; the registry fills it in
@@ -323,10 +324,20 @@ class Registry:
             self._probed[kind, name] = self._probe(self.spec(kind, name))
         return self._probed[kind, name]
 
-    def auto(self, kind: str) -> ComponentSpec:
-        """The usable component of the highest priority, ours before others on a tie; a plugin may pick the backend."""
+    def misfit(self, kind: str, name: str, device: str | None) -> str | None:
+        """None if the component serves a backend on this type of device (None: on any), else the reason."""
+        provided = self.spec(kind, name).provides
+        if device is None or not provided or device in provided:
+            return None
+        return f"it computes on {' and '.join(provided)}, and the backend on {device}"
+
+    def auto(self, kind: str, device: str | None = None) -> ComponentSpec:
+        """The usable component of the highest priority, ours before others on a tie; a plugin may pick the backend.
+
+        device  type of the backend's, for components that say which they serve
+        """
         ranked = sorted(self.specs(kind), key=lambda spec: (-spec.priority, spec.dist != OURS, spec.name))
-        reasons = {spec.name: self.usable(kind, spec.name) for spec in ranked}
+        reasons = {s.name: self.misfit(kind, s.name, device) or self.usable(kind, s.name) for s in ranked}
         candidates = [name for name, reason in reasons.items() if reason is None]
         if not candidates:
             refused = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "none is installed"

@@ -8,5 +8,14 @@ from framework.plugins import ComponentSpec, hookimpl
 @hookimpl
 def framework_components() -> list[ComponentSpec]:
     return [
-        ComponentSpec("attention", "cpu", "framework_attention.cpu:CpuAttention"),
+        ComponentSpec(
+            "attention",
+            "triton",
+            "framework_attention.triton.attention:TritonAttention",
+            extra="cuda",
+            probe="framework_attention.probes:triton",
+            priority=10,
+            provides=("cuda",),
+        ),
+        ComponentSpec("attention", "cpu", "framework_attention.cpu:CpuAttention", provides=("cpu",)),
     ]

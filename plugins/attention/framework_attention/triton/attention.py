@@ -1,0 +1,241 @@
+"""The attention plugin `triton`: what a step launches, chosen from host twins alone.
+
+A step of decodes is one launch of `items` and one of `decode` a layer, with shapes fixed by the number of rows, so that
+it can be captured. Any other step writes its keys and values first (`write`), then attends decodes and prompts in a
+launch each. With `batch_invariant` every query goes through `prompt` with tiles of one shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+
+from framework.batch import InputBatch
+from framework.errors import ConfigError
+from framework.interfaces import (
+    AttentionCaps,
+    AttentionContext,
+    AttentionPlan,
+    HeadNorms,
+    KVSpec,
+    LayerSpec,
+    Rotation,
+)
+from framework_attention.triton.decode import Paged, decode_kernel
+from framework_attention.triton.heads import Projected, Turning
+from framework_attention.triton.items import WIDTH, StepRows, items_kernel
+from framework_attention.triton.merge import Parts
+from framework_attention.triton.prompt import prompt_kernel
+from framework_attention.triton.shapes import decode_shape, prompt_shape
+from framework_attention.triton.write import write_kernel
+
+_PLAIN = Turning(None, None, None, 0.0)
+_MERGED_VALUES = 8192  # float32 that a program merges at a time: 64 registers of each of 128 threads
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer with its KV memory [num_blocks, 2, Hk, block_size, D]."""
+
+    spec: LayerSpec
+    kv: Tensor
+
+    @property
+    def group(self) -> int:
+        return self.spec.num_heads // self.spec.num_kv_heads
+
+
+class TritonAttention:
+    """Paged attention over one KV group on a CUDA device. Takes no options.
+
+    KV memory is [num_blocks, 2, kv_heads, block_size, head_dim]: a block of a head is one piece. Launches of one
+    instance must be on one stream: programs of a launch count their parts in memory that all launches share.
+    Sources: PagedAttention (SOSP'23), section 4; FlashAttention-2 (arXiv 2307.08691), section 3; Flash-Decoding.
+    """
+
+    caps: ClassVar[AttentionCaps] = AttentionCaps(
+        block_sizes=(16, 32, 64, 128, 256), graph="decode", window=True, batch_invariant=True
+    )
+
+    def __init__(self, options: Mapping[str, Any], ctx: AttentionContext) -> None:
+        """Raises ConfigError where the backend's tensors are not on a CUDA device."""
+        device = ctx.backend.device
+        self._is_interpreted = bool(triton.knobs.runtime.interpret)
+        if device.type != "cuda" and not self._is_interpreted:
+            raise ConfigError(
+                f"attention=triton computes on a CUDA device, and backend={ctx.backend.name} on {device.type}. "
+                f"Use attention=cpu, or backend=cuda"
+            )
+        self._ctx, self._device = ctx, device
+        self.dot_f32 = self._is_interpreted or ctx.dtype is torch.float32
+        self._layers: dict[int, Layer] = {}
+
+    def kv_spec(self, layer: LayerSpec) -> KVSpec:
+        shape = (-1, 2, layer.num_kv_heads, self._ctx.block_size, layer.head_dim)
+        values = 2 * layer.num_kv_heads * self._ctx.block_size * layer.head_dim
+        return KVSpec(shape, self._ctx.dtype, values * self._ctx.dtype.itemsize)
+
+    def bind(self, layers: Sequence[LayerSpec], kv: Sequence[Tensor]) -> None:
+        """Raises ConfigError when the layers do not share what a step's plan rests on: one window, one head shape."""
+        shapes = {(layer.window, layer.num_heads, layer.num_kv_heads, layer.head_dim) for layer in layers}
+        if len(shapes) > 1:
+            raise ConfigError(
+                f"attention=triton: one KV group holds layers of several (window, heads, KV heads, head_dim): "
+                f"{sorted(shapes, key=str)}. Give each a group of its own, or use another attention"
+            )
+        self._layers = {spec.index: Layer(spec, tensor) for spec, tensor in zip(layers, kv, strict=True)}
+        ((self._window, self._num_heads, self._kv_heads, self._dim),) = shapes
+        self._dim_pad = max(16, triton.next_power_of_2(self._dim))
+        self.decode = decode_shape(self._ctx.dtype, self._dim_pad)
+        self.prompt = prompt_shape(self._ctx.dtype, self._dim_pad)
+        most = self.max_items(np.full(triton.next_power_of_2(self._ctx.max_num_seqs), self._ctx.max_model_len))
+        self.arrived = torch.zeros(most, self._kv_heads, dtype=torch.int32, device=kv[0].device)
+
+    @property
+    def programs(self) -> int:
+        """How many programs the decodes of a step are cut for."""
+        return self.decode.programs_per_sm * _num_multiprocessors(self._device)
+
+    def max_items(self, max_lens: Any) -> int:
+        """Most items that decodes of at most max_lens [n] keys give, as `items_kernel` cuts them."""
+        by_keys = int(np.maximum(-(-max_lens // self.decode.min_keys), 1).sum())
+        return min(len(max_lens) + -(-self.programs // self._kv_heads), by_keys)
+
+    @property
+    def tile_queries(self) -> int:
+        """Queries of a prompt's tile."""
+        group = triton.next_power_of_2(self._num_heads // self._kv_heads)
+        return max(1, self.prompt.rows // group)
+
+    def add_request(self, req_idx: int) -> None:
+        """Nothing is kept a request."""
+
+    def release(self, req_idx: int) -> None:
+        """Nothing is kept a request."""
+
+    def plan(self, batch: InputBatch, group: int) -> AttentionPlan:
+        """Launches the kernel that lists the step's work; reads host twins alone, and waits for nothing."""
+        return TritonPlan(self, batch, group)
+
+
+class TritonPlan:
+    """One step's attention over one KV group. `decodes` tells whether every row computes one token."""
+
+    def __init__(self, owner: TritonAttention, batch: InputBatch, group: int) -> None:
+        scheduled = batch.num_scheduled_tokens_np
+        self._owner, self._batch = owner, batch
+        self._table, self._slots = batch.block_table[group], batch.slot_mapping[group]
+        num_rows, num_tokens = len(scheduled), len(self._slots)
+        self._is_uniform = num_tokens == num_rows and bool((scheduled == 1).all())
+        self.decodes = self._is_uniform and not owner._ctx.batch_invariant
+        self._is_full = num_tokens == int(scheduled.sum())
+        least = 1 if owner._ctx.batch_invariant else 2
+        is_decode = (scheduled == 1) & (least > 1)
+        self._num_items = owner.max_items(batch.seq_lens_max_np[is_decode]) if is_decode.any() else 0
+        queries = owner.tile_queries
+        self._num_tiles = int((-(-scheduled[scheduled >= least] // queries)).sum())
+        if self._num_items or self._num_tiles:
+            self._list_work(num_rows, least)
+
+    def _list_work(self, num_rows: int, least: int) -> None:
+        owner, batch, decode = self._owner, self._batch, self._owner.decode
+        device = self._slots.device
+        assert self._num_items <= len(owner.arrived), f"{self._num_items} items, {len(owner.arrived)} counters"
+        self._items = torch.empty(max(self._num_items, 1), WIDTH, dtype=torch.int32, device=device)
+        self._tiles = torch.empty(max(self._num_tiles, 1), WIDTH, dtype=torch.int32, device=device)
+        starts = None if self._is_uniform else batch.query_start_loc
+        items_kernel[(1,)](
+            StepRows(batch.seq_lens, batch.idx_mapping, starts), num_rows, self._items, self._num_items, self._tiles,
+            owner.programs, decode.min_keys, KV_HEADS=owner._kv_heads, TILE=decode.tile, WINDOW=owner._window or 0,
+            QUERIES=owner.tile_queries if self._num_tiles else 0, LEAST=least,
+            ROWS=triton.next_power_of_2(num_rows), BLOCK=256,
+        )  # fmt: skip
+        shape = (self._num_items, owner._num_heads)
+        self._parts = Parts(
+            torch.empty(shape, dtype=torch.float32, device=device),
+            torch.empty(shape, dtype=torch.float32, device=device),
+            torch.empty((*shape, owner._dim), dtype=torch.float32, device=device),
+        )
+
+    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        new = self._projected(_dense(q), _dense(k), _dense(v))
+        return self._attend(self._owner._layers[layer], new, _PLAIN, None)
+
+    def forward_projections(self, layer: int, heads: Tensor, rotation: Rotation, norms: HeadNorms | None) -> Tensor:
+        """As `TakesProjections`. rotation.positions are those of the batch: a decode's is its length less one."""
+        bound, heads = self._owner._layers[layer], _dense(heads)
+        q, k, v = heads.split((bound.spec.num_heads, bound.spec.num_kv_heads, bound.spec.num_kv_heads), dim=1)
+        turning = Turning(rotation.table, None, None, 0.0)
+        if norms is not None:
+            turning = Turning(rotation.table, norms.q_weight, norms.k_weight, norms.eps)
+        return self._attend(bound, self._projected(q, k, v), turning, rotation.positions)
+
+    def _projected(self, q: Tensor, k: Tensor, v: Tensor) -> Projected:
+        return Projected(q, k, v, q.stride(0), k.stride(0), v.stride(0), self._slots)
+
+    def _attend(self, bound: Layer, new: Projected, turning: Turning, positions: Tensor | None) -> Tensor:
+        out = torch.empty(new.q.shape, dtype=new.q.dtype, device=new.q.device)
+        if self.decodes:
+            self._attend_decodes(bound, new, turning, out)
+            return out
+        if not self._is_full:
+            out.zero_()
+        self._write(bound, new, turning, positions)
+        if self._num_items:
+            self._attend_decodes(bound, new, _PLAIN, out)
+        if self._num_tiles:
+            self._attend_prompts(bound, new, out)
+        return out
+
+    def _paged(self, bound: Layer) -> Paged:
+        return Paged(bound.kv, self._table)
+
+    def _attend_decodes(self, bound: Layer, new: Projected, turning: Turning, out: Tensor) -> None:
+        owner, spec, shape = self._owner, bound.spec, self._owner.decode
+        group = triton.next_power_of_2(bound.group)
+        merge = max(1, min(32, _MERGED_VALUES // (group * owner._dim_pad)))
+        decode_kernel[(self._num_items * spec.num_kv_heads,)](
+            new, turning, self._paged(bound), self._table.stride(0), self._items, self._parts, owner.arrived, out,
+            spec.scale,
+            KV_HEADS=spec.num_kv_heads, GROUP=bound.group, ROWS=max(16, group), DIM=spec.head_dim,
+            DIM_PAD=owner._dim_pad, BLOCK_SIZE=bound.kv.shape[3], TILE=shape.tile, WINDOW=spec.window or 0,
+            MERGE=merge, DOT_F32=owner.dot_f32, num_warps=shape.num_warps, num_stages=shape.num_stages,
+        )  # fmt: skip
+
+    def _attend_prompts(self, bound: Layer, new: Projected, out: Tensor) -> None:
+        owner, spec, shape = self._owner, bound.spec, self._owner.prompt
+        group = triton.next_power_of_2(bound.group)
+        prompt_kernel[(self._num_tiles * spec.num_kv_heads,)](
+            new.q, new.q_stride, self._paged(bound), self._table.stride(0), self._tiles, out, spec.scale,
+            KV_HEADS=spec.num_kv_heads, GROUP=bound.group, GROUP_PAD=group, ROWS=owner.tile_queries * group,
+            DIM=spec.head_dim, DIM_PAD=owner._dim_pad, BLOCK_SIZE=bound.kv.shape[3], TILE=shape.tile,
+            WINDOW=spec.window or 0, SPLIT=not owner._ctx.batch_invariant, DOT_F32=owner.dot_f32,
+            num_warps=shape.num_warps, num_stages=shape.num_stages,
+        )  # fmt: skip
+
+    def _write(self, bound: Layer, new: Projected, turning: Turning, positions: Tensor | None) -> None:
+        spec, owner = bound.spec, self._owner
+        block = min(16, triton.next_power_of_2(spec.num_heads))
+        kv_block = min(16, triton.next_power_of_2(spec.num_kv_heads))
+        query_blocks = 0 if positions is None else triton.cdiv(spec.num_heads, block)
+        write_kernel[(len(self._slots), query_blocks + triton.cdiv(spec.num_kv_heads, kv_block))](
+            new, turning, positions, bound.kv,
+            HEADS=spec.num_heads, KV_HEADS=spec.num_kv_heads, QUERY_BLOCKS=query_blocks, BLOCK=block,
+            KV_BLOCK=kv_block, DIM=spec.head_dim, DIM_PAD=owner._dim_pad, BLOCK_SIZE=bound.kv.shape[3],
+        )  # fmt: skip
+
+
+def _dense(heads: Tensor) -> Tensor:
+    """heads [T, H, D] with the values of a token in one piece; what a fused product gives is, and is not copied."""
+    return heads if heads.stride()[1:] == (heads.shape[2], 1) else heads.contiguous()
+
+
+def _num_multiprocessors(device: torch.device) -> int:
+    """Of the device; 4 in the interpreter, which has none and runs programs one by one."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

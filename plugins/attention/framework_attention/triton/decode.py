@@ -1,0 +1,130 @@
+"""Decode attention: one query token a request over its cached keys, in one launch a layer whatever the lengths are.
+
+A program has the heads of one KV head, packed to the rows of a matrix product, and one item of `items`: a part of one
+request's keys. The program of a request's last part also normalises and rotates the new key, writes key and value to
+their slot and starts its softmax from them, so that what is written is never read back in the launch. The last program
+of a request and KV head to end merges the parts, in their order. Called by `attention`; the merge is in `merge`.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from framework_attention.triton.heads import turned
+from framework_attention.triton.merge import keep_part, merged
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+class Paged(NamedTuple):
+    """KV memory [num_blocks, 2, Hk, block_size, D] and the block table [rows, columns] int32.
+
+    How many columns is told apart: there may be one, and Triton 3.6 loses a 1 of a tuple under an `if`.
+    """
+
+    kv: Tensor
+    table: Tensor
+
+
+@triton.jit
+def decode_kernel(
+    new, turning, paged, columns, items, parts_at, arrived, out, scale,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, MERGE: tl.constexpr, DOT_F32: tl.constexpr,
+):  # fmt: skip
+    """Grid (items * KV_HEADS,). out [T, Hq, D].
+
+    GROUP heads of a KV head in ROWS >= 16 rows; TILE keys a turn; MERGE parts merged at a time
+    arrived  [items, KV_HEADS] int32, 0 before and after: parts of the request that begins at an item and have ended
+    """
+    item, head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
+    record = items + item * 8
+    parts = tl.load(record)
+    if parts == 0:
+        return
+    part, token, table_row = tl.load(record + 1), tl.load(record + 2), tl.load(record + 3)
+    begin, end, length = tl.load(record + 4), tl.load(record + 5), tl.load(record + 6)
+    stored: tl.constexpr = paged.kv.dtype.element_ty
+    d, member = tl.arange(0, DIM_PAD), tl.arange(0, ROWS)
+    is_member = member < GROUP
+    query_head = head * GROUP + member
+    is_last = (part == parts - 1) & (length > 0)
+    where = new.q + token.to(tl.int64) * new.q_stride + query_head * DIM
+    q = turned(where[:, None], turning.q_weight, turning, length - 1, is_member[:, None], DIM, DIM_PAD)
+    k, v = _enter(new, turning, paged, token, head, length - 1, is_last, KV_HEADS, DIM, DIM_PAD, BLOCK_SIZE)
+    scale_2 = scale * LOG2_E
+    top = tl.where(is_last, tl.sum(q * k, axis=1) * scale_2, float("-inf"))
+    mass = tl.where(is_last, 1.0, 0.0) + tl.zeros([ROWS], tl.float32)
+    total = tl.zeros([ROWS, DIM_PAD], tl.float32) + v
+    q = q if DOT_F32 else q.to(stored)
+    keys = paged.kv + head * (BLOCK_SIZE * DIM) + d[None, :]
+    in_dim = (d < DIM)[None, :]
+    table = paged.table + table_row.to(tl.int64) * columns
+    for start in range(begin, end, TILE):
+        at = start + tl.arange(0, TILE)
+        is_key = at < end
+        if WINDOW > 0:
+            is_key = is_key & (at >= length - WINDOW)
+        if BLOCK_SIZE % TILE == 0:
+            block = tl.load(table + start // BLOCK_SIZE).to(tl.int64)
+            place = block * (2 * KV_HEADS * BLOCK_SIZE * DIM) + (start % BLOCK_SIZE + tl.arange(0, TILE)) * DIM
+        else:
+            block = tl.load(table + at // BLOCK_SIZE, mask=at < end, other=0).to(tl.int64)
+            place = block * (2 * KV_HEADS * BLOCK_SIZE * DIM) + (at % BLOCK_SIZE) * DIM
+        mask = is_key[:, None] & in_dim
+        k_tile = tl.load(keys + place[:, None], mask=mask, other=0.0)
+        v_tile = tl.load(keys + place[:, None] + KV_HEADS * BLOCK_SIZE * DIM, mask=mask, other=0.0)
+        if DOT_F32:
+            scores = tl.dot(q, tl.trans(k_tile.to(tl.float32)), input_precision="ieee")
+        else:
+            scores = tl.dot(q, tl.trans(k_tile))
+        scores = tl.where(is_key[None, :], scores * scale_2, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        mass = mass * shrink + tl.sum(weights, axis=1)
+        if DOT_F32:
+            weights = weights.to(stored).to(tl.float32)
+            total = tl.dot(weights, v_tile.to(tl.float32), total * shrink[:, None], input_precision="ieee")
+        else:
+            total = tl.dot(weights.to(stored), v_tile, total * shrink[:, None])
+        top = new_top
+    to = out + (token.to(tl.int64) * (KV_HEADS * GROUP) + query_head[:, None]) * DIM + d[None, :]
+    if parts == 1:
+        result = total / tl.where(mass > 0, mass, 1.0)[:, None]
+        tl.store(to, result.to(stored), mask=is_member[:, None] & in_dim)
+    else:
+        keep_part(parts_at, item, query_head, is_member, top, mass, total, KV_HEADS * GROUP, DIM, DIM_PAD)
+        tl.debug_barrier()  # every thread's part is there before this program counts as arrived
+        counter = arrived + (item - part) * KV_HEADS + head
+        if tl.atomic_add(counter, 1) == parts - 1:
+            merged(parts_at, item - part, parts, head, out, token, KV_HEADS, GROUP, DIM, DIM_PAD, MERGE)
+            tl.store(counter, 0)
+
+
+@triton.jit
+def _enter(
+    new, turning, paged, token, head, position, is_last,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    """The token's own key and value, [1, DIM_PAD] float32; written to its slot. 0, and nothing written, but in the
+    program of the last part."""
+    stored: tl.constexpr = paged.kv.dtype.element_ty
+    d = tl.arange(0, DIM_PAD)[None, :]
+    is_in = (tl.zeros([1, 1], tl.int32) == 0) & is_last
+    where = new.k + token.to(tl.int64) * new.k_stride + head * DIM + tl.zeros([1, 1], tl.int32)
+    k = turned(where, turning.k_weight, turning, position, is_in, DIM, DIM_PAD)
+    mask = is_in & (d < DIM)
+    v = tl.load(new.v + token.to(tl.int64) * new.v_stride + head * DIM + d, mask=mask, other=0.0)
+    slot = tl.load(new.slots + token)
+    block = (slot // BLOCK_SIZE).to(tl.int64)
+    to = paged.kv + (block * (2 * KV_HEADS) + head) * (BLOCK_SIZE * DIM) + (slot % BLOCK_SIZE) * DIM + d
+    tl.store(to, k.to(stored), mask=mask)
+    tl.store(to + KV_HEADS * BLOCK_SIZE * DIM, v, mask=mask)
+    return k, v.to(tl.float32)

@@ -1,0 +1,116 @@
+"""The plugin on small steps, in Triton's interpreter where no CUDA device is visible and compiled with `-m cuda`.
+
+The choice has to be made before triton is imported, so it is here.
+"""
+
+import os
+import warnings
+from dataclasses import replace
+from importlib.util import find_spec
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+
+HAS_CUDA = torch.cuda.is_available()
+if not HAS_CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"
+from framework.interfaces import AttentionContext, LayerSpec  # noqa: E402
+from framework.testing.attention import build, reference  # noqa: E402
+
+if find_spec("triton") is None:  # it exists for Linux alone
+    collect_ignore_glob = ["test_*.py"]
+else:
+    from triton.runtime import interpreter
+
+    from framework_attention.triton import attention as triton_attention
+
+    def patch_tensor(tensor, scope, patch=interpreter._patch_lang_tensor):
+        """Ends of loops: the interpreter converts arrays of one element to int, which numpy no longer does."""
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_tensor
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+"""float32: sums over up to 1500 keys; the others round weights and the result to 8 or 11 bits."""
+_TENSORS = ("query_start_loc", "seq_lens", "idx_mapping", "positions")
+
+
+@pytest.fixture(autouse=True)
+def quiet_interpreter():
+    """numpy warns of what is meant: exponentials of -inf."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request):
+    if request.param == "cpu" and HAS_CUDA:
+        pytest.skip("a device is visible, so that kernels are compiled for it")
+    return torch.device(request.param)
+
+
+class Step:
+    """A case's inputs on a device, and the plugin with its KV memory filled with NaN but for the case's past."""
+
+    def __init__(self, built, device, block_size=16, *, is_invariant=False, **decode):
+        case, dtype = built.case, built.q.dtype
+        self.built, self.device = built, device
+        limits = {"max_num_seqs": 64, "max_num_batched_tokens": 4096, "max_model_len": 4096}
+        backend = SimpleNamespace(name="tests", device=device)
+        ctx = AttentionContext(backend, block_size, dtype, batch_invariant=is_invariant, **limits)
+        self.attention = triton_attention.TritonAttention({}, ctx)
+        spec = LayerSpec(0, "full", case.num_heads, case.num_kv_heads, case.head_dim, case.head_dim**-0.5, case.window)
+        shape = self.attention.kv_spec(spec).shape
+        kv = torch.full([built.num_blocks if size == -1 else size for size in shape], float("nan"), dtype=dtype)
+        by_slot = kv.transpose(2, 3).transpose(1, 2)  # [blocks, block_size, 2, Hk, D]
+        for (k, v), where in zip(built.past, built.past_slots, strict=True):
+            by_slot[where // block_size, where % block_size] = torch.stack((k, v), 1)
+        self.kv = kv.to(device)
+        shape = replace(triton_attention.decode_shape(dtype, case.head_dim), **decode)
+        with mock.patch.object(triton_attention, "decode_shape", lambda *_: shape):
+            self.attention.bind([spec], [self.kv])
+
+    def batch(self):
+        batch = self.built.batch
+        on_device = {name: getattr(batch, name).to(self.device) for name in _TENSORS}
+        slots, tables = (tuple(t.to(self.device) for t in group) for group in (batch.slot_mapping, batch.block_table))
+        return replace(batch, **on_device, slot_mapping=slots, block_table=tables)
+
+    def plan(self):
+        return self.attention.plan(self.batch(), 0)
+
+    def forward(self):
+        q, k, v = (t.to(self.device) for t in (self.built.q, self.built.k, self.built.v))
+        return self.plan().forward(0, q, k, v).cpu()
+
+    def at_slots(self):
+        """Keys and values of the step's slots, [2, T, Hk, D]."""
+        where, size = self.built.batch.slot_mapping[0], self.kv.shape[3]
+        return self.kv.cpu()[where // size, :, :, where % size].transpose(0, 1)
+
+    def assert_close(self, out):
+        """out [T, Hq, D] of the step, against the float64 reference."""
+        tolerance = TOLERANCE[self.built.q.dtype]
+        expected = reference(self.built, self.built.case.head_dim**-0.5)
+        assert out.dtype == self.built.q.dtype
+        torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.fixture
+def step(device):
+    """step(case, dtype, block_size=16, is_invariant=False, **fields of DecodeShape)."""
+
+    def make(case, dtype=torch.float32, block_size=16, **words):
+        return Step(build(case, block_size, dtype), device, block_size, **words)
+
+    return make
+
+
+@pytest.fixture
+def step_of(device):
+    """step_of(built, is_invariant=False): of inputs that were built already."""
+    return lambda built, **words: Step(built, device, **words)
