@@ -13,6 +13,7 @@ import numpy as np
 
 from framework.batch import StepOutput
 from framework.engine.stats import StepStats
+from framework.worker.step_clock import ranges
 
 if TYPE_CHECKING:
     from framework.batch import SchedulerOutput
@@ -59,20 +60,25 @@ class EngineCore:
         """Waits for the oldest step in flight and commits it."""
         step = self._in_flight[0]
         assert step.future is not None, f"step {step.scheduled.step_id} was never taken by the executor"
-        self.last_output = output = step.future.result()
+        named = ranges()
+        with named("wait"):
+            self.last_output = output = step.future.result()
         start = perf_counter()
-        tokens = self.scheduler.update(step.scheduled, output)
+        with named("update"):
+            tokens = self.scheduler.update(step.scheduled, output)
         self._in_flight.popleft()
         self._record(step, output, start, tokens)
         return tokens
 
     def _submit(self) -> None:
         while len(self._in_flight) < self.max_in_flight and self.scheduler.has_work():
-            start = perf_counter()
-            scheduled = self.scheduler.schedule()
+            named, start = ranges(), perf_counter()
+            with named("schedule"):
+                scheduled = self.scheduler.schedule()
             step = _Step(scheduled, start, perf_counter() - start)
             self._in_flight.append(step)
-            step.future = self.executor.execute(scheduled)
+            with named("execute"):
+                step.future = self.executor.execute(scheduled)
 
     def restart(self) -> None:
         """Sends every running request back to the waiting ones. The steps in flight have to be dropped next."""

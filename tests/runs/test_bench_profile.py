@@ -29,6 +29,7 @@ def test_steps_of_one_more_round_are_traced_and_told_of(benched, tmp_path, is_as
     assert figures_of(trace["traceEvents"], 16).as_json() == profile
     names = [cost["name"] for cost in profile["kernels"]]
     assert len(names) == 10 and all("::" in name for name in names)
+    assert {"schedule", "execute", "wait", "update"} <= {part["name"] for part in profile["parts"]}
     own = sum(cost["us"] for cost in profile["kernels"])
     assert 0 < own <= profile["wall_us"] and profile["counts"]["operators"] > 20
 
