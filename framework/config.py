@@ -149,7 +149,7 @@ class SchedulerConfig:
 
     name: str = "default"
     max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int | None = None
     chunked_prefill: bool = True
     preemption: str = "recompute"  # recompute, swap
     options: Mapping[str, Any] = field(default_factory=dict)  # of a third-party scheduler
@@ -157,7 +157,8 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         _check_types("scheduler", self)
         check_count("scheduler.max_num_seqs", self.max_num_seqs, 1)
-        check_count("scheduler.max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        if self.max_num_batched_tokens is not None:
+            check_count("scheduler.max_num_batched_tokens", self.max_num_batched_tokens, 1)
         _one_of("scheduler.preemption", self.preemption, ("recompute", "swap"))
 
 

@@ -237,7 +237,11 @@ class BackendContext:
 
 @runtime_checkable
 class Backend(Protocol):
-    """A device: its memory, its dense products, its array functions, and how a step is compiled and run on it."""
+    """A device: its memory, its dense products, its array functions, and how a step is compiled and run on it.
+
+    max_num_batched_tokens  of a step, when `scheduler.max_num_batched_tokens` is null
+    compile_seconds         that it has spent so far on compiling what it runs, apart from recording steps
+    """
 
     name: str
     device: torch.device
@@ -246,12 +250,18 @@ class Backend(Protocol):
     step_ops: StepOps
     layer_ops: LayerOps
     max_in_flight: int
+    max_num_batched_tokens: int
+    compile_seconds: float
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Packs weight [out, in] for this device; the argument may be dropped by the caller afterwards."""
 
     def allocate_kv(self, specs: Sequence[KVSpec], num_blocks: int) -> list[Tensor]:
         """One zeroed tensor a layer, for `num_blocks` blocks (null block included)."""
+
+    def profile(self, forward: Callable[[], Any]) -> None:
+        """Asked once weights are loaded: may run `forward`, the largest step without its attention, so as to know what
+        a step takes beside them."""
 
     def kv_bytes_available(self, max_model_len: int, bytes_per_token: int, fraction: float | None) -> int:
         """Bytes to give to KV blocks when `kv_cache.num_blocks` is null."""

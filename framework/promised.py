@@ -10,7 +10,7 @@ from collections.abc import Collection
 from framework.errors import NotBuiltError
 
 OPTIONS: dict[str, tuple[str, ...]] = {
-    "backend": ("cuda", "tpu"),
+    "backend": ("tpu",),
     "run": ("serve", "replay"),
 }
 KEYS = ("server",)

@@ -19,6 +19,7 @@ from framework.engine.core import EngineCore
 from framework.engine.engine import Engine
 from framework.engine.loaded import Loaded
 from framework.engine.trace import Trace
+from framework.engine.warming import profile, warm_up
 from framework.errors import CheckpointError, ConfigError, NotBuiltError, first_line
 from framework.interfaces import AttentionContext, KVGroup, ModelContext, SchedulerContext
 from framework.plugins import registry
@@ -47,14 +48,16 @@ def build_engine(config: Config, plugins: Registry | None = None, loaded: Loaded
 
 def build_chosen(choice: Choice, plugins: Registry, loaded: Loaded | None = None) -> Engine:
     """An engine of what was chosen, once: a `Choice` holds parts of the engine that is made of it."""
-    start = perf_counter()
+    start, compiled = perf_counter(), choice.backend.compile_seconds
     trace = None if choice.config.trace is None else Trace(choice.config.trace)
     loading = perf_counter()
     loaded = loaded or _load(choice)
     choice.seconds["load"] = perf_counter() - loading
+    profile(choice, loaded)
     kv = _allocate(choice, loaded.layers)
     events = plugins.events if trace is None else plugins.events.joined("trace", trace)
     engine = _assemble(choice, loaded, kv, plugins, events)
+    choice.seconds["compile"] = choice.backend.compile_seconds - compiled
     choice.seconds["total"] += perf_counter() - start
     if trace is not None:
         trace.begin(engine.facts)
@@ -106,7 +109,7 @@ def _allocate(choice: Choice, layers: list[LayerSpec]) -> _KVMemory:
         block_size=choice.block_size,
         dtype=backend.dtype,
         max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_num_batched_tokens=choice.max_num_batched_tokens,
         max_model_len=choice.max_model_len,
         batch_invariant=config.engine.batch_invariant,
     )
@@ -182,10 +185,11 @@ def _assemble(choice: Choice, loaded: Loaded, kv: _KVMemory, plugins: Registry, 
         kv_specs=kv.specs,
         table=choice.table,
         pipeline=choice.pipeline,
-        max_num_batched_tokens=choice.config.scheduler.max_num_batched_tokens,
+        max_num_batched_tokens=choice.max_num_batched_tokens,
         num_swap_blocks=kv.num_swap_blocks,
         connector=connector,
     )
+    choice.seconds.update(warm_up(runner))
     executor, max_in_flight = _executor(choice, runner)
     core = EngineCore(_scheduler(choice, kv, max_in_flight, connector), executor, events, max_in_flight)
     executor.start()
@@ -208,7 +212,7 @@ def _scheduler(choice: Choice, kv: _KVMemory, max_in_flight: int, connector: KVC
         groups=kv.groups,
         num_blocks=kv.num_blocks,
         max_num_seqs=s.max_num_seqs,
-        max_num_batched_tokens=s.max_num_batched_tokens,
+        max_num_batched_tokens=choice.max_num_batched_tokens,
         max_model_len=choice.max_model_len,
         chunked_prefill=s.chunked_prefill,
         prefix_caching=choice.config.kv_cache.prefix_caching,

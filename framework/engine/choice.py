@@ -44,8 +44,9 @@ class Part:
     options: Any
 
     @classmethod
-    def choose(cls, plugins: Registry, kind: str, chosen: ComponentConfig) -> Part:
-        name = plugins.auto(kind).name if chosen.name == "auto" else chosen.name
+    def choose(cls, plugins: Registry, kind: str, chosen: ComponentConfig, device: str | None = None) -> Part:
+        """device: type of the backend's, for components that say which they serve."""
+        name = plugins.auto(kind, device).name if chosen.name == "auto" else chosen.name
         return cls(name, plugins.load_target(kind, name), plugins.build_options(kind, name, chosen.options))
 
 
@@ -57,6 +58,7 @@ class Choice:
     checkpoint: Checkpoint
     loader: Loader
     max_model_len: int
+    max_num_batched_tokens: int
     block_size: int
     backend: Backend
     model: Part
@@ -89,7 +91,7 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
     model = _model(config, checkpoint, plugins)
     max_model_len = _max_model_len(config, checkpoint)
     backend = _backend(config, plugins) if loaded is None else loaded.backend
-    attention = Part.choose(plugins, "attention", config.attention)
+    attention = _attention(config, plugins, backend)
     block_size = _block_size(config, attention)
     check_attention(attention, config, backend, block_size)
     _check_memory(config, backend, max_model_len, block_size)
@@ -112,6 +114,7 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
         checkpoint=checkpoint,
         loader=loader,
         max_model_len=max_model_len,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens or backend.max_num_batched_tokens,
         block_size=block_size,
         backend=backend,
         model=model,
@@ -193,6 +196,14 @@ def _backend(config: Config, plugins: Registry) -> Backend:
     return backend
 
 
+def _attention(config: Config, plugins: Registry, backend: Backend) -> Part:
+    part = Part.choose(plugins, "attention", config.attention, backend.device.type)
+    misfit = plugins.misfit("attention", part.name, backend.device.type)
+    if misfit is not None:
+        raise ConfigError(f"attention={part.name} with backend={backend.name}: {misfit}. Use attention=auto")
+    return part
+
+
 def _block_size(config: Config, attention: Part) -> int:
     size = config.kv_cache.block_size
     return int(attention.target.caps.block_sizes[0]) if size is None else size
@@ -201,7 +212,8 @@ def _block_size(config: Config, attention: Part) -> int:
 def _check_memory(config: Config, backend: Backend, max_model_len: int, block_size: int) -> None:
     """Refuses limits whose tables alone want more memory than there is."""
     row_bytes = 4 * (max_model_len + -(-max_model_len // block_size)) + _ROW_BYTES
-    seqs, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
+    seqs = config.scheduler.max_num_seqs
+    tokens = config.scheduler.max_num_batched_tokens or backend.max_num_batched_tokens
     check_memory("engine.max_model_len", max_model_len, row_bytes // max_model_len, backend, max_model_len)
     check_memory("scheduler.max_num_seqs", seqs, row_bytes, backend, max_model_len)
     check_memory("scheduler.max_num_batched_tokens", tokens, _TOKEN_BYTES, backend, max_model_len)

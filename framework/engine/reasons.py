@@ -37,7 +37,8 @@ def _parts(choice: Choice, plugins: Registry) -> Iterator[Reason]:
     if config.backend.name == "auto":
         yield Reason("backend", choice.backend.name, _among(plugins, "backend", choice.backend.name))
     if config.attention.name == "auto":
-        yield Reason("attention", choice.attention.name, _among(plugins, "attention", choice.attention.name))
+        device = choice.backend.device.type
+        yield Reason("attention", choice.attention.name, _among(plugins, "attention", choice.attention.name, device))
     if config.engine.load_format == "auto":
         yield Reason("engine.load_format", checkpoint.format, f"what lies at {checkpoint.location}")
     grammar = choice.admission.grammars.name
@@ -47,11 +48,12 @@ def _parts(choice: Choice, plugins: Registry) -> Iterator[Reason]:
         yield Reason("model", choice.model.name, f"serves architecture {checkpoint.architectures[0]} of the checkpoint")
 
 
-def _among(plugins: Registry, kind: str, name: str) -> str:
+def _among(plugins: Registry, kind: str, name: str, device: str | None = None) -> str:
     """Why `name` was taken of the components of a kind, and why the others were not."""
-    others = [spec for spec in plugins.specs(kind) if spec.name != name]
-    unusable = [f"{spec.name}: {plugins.usable(kind, spec.name)}" for spec in others if plugins.usable(kind, spec.name)]
-    usable = [spec.name for spec in others if not plugins.usable(kind, spec.name)]
+    others = [spec.name for spec in plugins.specs(kind) if spec.name != name]
+    reasons = {other: plugins.misfit(kind, other, device) or plugins.usable(kind, other) for other in others}
+    unusable = [f"{other}: {reason}" for other, reason in reasons.items() if reason]
+    usable = [other for other, reason in reasons.items() if not reason]
     chosen = plugins.spec(kind, name)
     if not usable:
         why = "the only one that can be used here"
@@ -66,6 +68,9 @@ def _sizes(choice: Choice) -> Iterator[Reason]:
     config = choice.config
     if config.engine.max_model_len is None:
         yield Reason("engine.max_model_len", choice.max_model_len, "max_position_embeddings of the checkpoint")
+    if config.scheduler.max_num_batched_tokens is None:
+        why = f"the default of backend={choice.backend.name}"
+        yield Reason("scheduler.max_num_batched_tokens", choice.max_num_batched_tokens, why)
     if config.kv_cache.block_size is None:
         yield Reason("kv_cache.block_size", choice.block_size, f"the first choice of attention={choice.attention.name}")
     if config.engine.async_scheduling is None:

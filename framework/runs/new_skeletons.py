@@ -257,7 +257,7 @@ SCHEDULER_YAML = """\
 # The default scheduler with a limit to the queue
 name: $name
 max_num_seqs: 256
-max_num_batched_tokens: 2048
+max_num_batched_tokens: null
 chunked_prefill: true
 preemption: recompute
 max_waiting: 10000 # requests that may wait; more are refused at once

@@ -91,11 +91,17 @@ class ModelRunner:
         self._stay = [np.full(table.num_rows, NULL_BLOCK, np.int32) for _ in groups]
         self._last_padded: tuple[Bucket, Variant | None] | None = None  # of the last step, if it was one
 
-    def warm_up(self) -> Iterator[tuple[int, int]]:
-        """Compiles the padded steps that any request needs; yields (how many are done, of how many)."""
-        with self._inference_mode:
-            for done, _ in enumerate(self._padded.warm_up(), start=1):
-                yield done, self._padded.num_buckets
+    @property
+    def num_padded(self) -> int:
+        """How many padded steps `warm_up` makes."""
+        return self._padded.num_buckets
+
+    def warm_up(self) -> Iterator[Bucket]:
+        """Makes the padded steps that any request needs; yields each bucket when it is done."""
+        for bucket in self._padded.largest_first:
+            with self._inference_mode:
+                self._padded.warm_up(bucket)
+            yield bucket
 
     def execute(self, scheduled: SchedulerOutput) -> StepFuture:
         """Starts one step. The host waits for the device in the future's `result()`, and nowhere else."""

@@ -6,7 +6,7 @@ requests. Knows no device: what compiling means is the backend's affair. Called 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,11 +58,14 @@ class PaddedSteps:
             found = self._chosen[bucket, variant] = self._choose(bucket, variant)
         return found
 
-    def warm_up(self) -> Iterator[Bucket]:
-        """Makes the executables of plain steps, the largest first; yields each bucket when it is done."""
-        for bucket in reversed(self._buckets):
-            self.executable(bucket, self._plain)
-            yield bucket
+    def warm_up(self, bucket: Bucket) -> None:
+        """Makes the executable of a plain step."""
+        self.executable(bucket, self._plain)
+
+    @property
+    def largest_first(self) -> list[Bucket]:
+        """The order in which buckets are made: what a smaller one needs is there then."""
+        return self._buckets[::-1]
 
     @property
     def num_buckets(self) -> int:

@@ -112,7 +112,7 @@ def test_pool_of_the_cpu_holds_four_times_max_model_len_and_a_null_block_is_part
         (["engine.sed=1"], ConfigError, "Did you mean 'seed'"),
         (["backnd=cpu"], ConfigError, "Did you mean 'backend'"),
         (["sampler=gumbl"], ConfigError, "Did you mean 'gumbel'"),
-        (["backend=cuda"], FrameworkError, "backend=cuda"),
+        (["backend=tpu"], FrameworkError, "backend=tpu"),
         (["engine.load_format=gguf"], FrameworkError, "gguf"),
         (["engine.load_format=nope"], PluginError, "nope"),
         (["scheduler.max_num_seqs=0"], ConfigError, "scheduler.max_num_seqs=0 is too small"),

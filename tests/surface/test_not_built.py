@@ -14,7 +14,6 @@ SMALL = ("engine.dtype=float32", "engine.max_model_len=64")
 WORDS = [
     "kv_cache.dtype=float8_e4m3",
     "spec_decode=ngram",
-    "backend=cuda",
     "backend=tpu",
     "server.port=8000",
     "server.host=localhost",

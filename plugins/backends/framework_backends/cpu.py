@@ -41,6 +41,8 @@ class CpuBackend:
 
     name = "cpu"
     max_in_flight = 1
+    max_num_batched_tokens = 2048
+    compile_seconds = 0.0
 
     def __init__(self, options: Mapping[str, Any], ctx: BackendContext) -> None:
         """Raises ConfigError for a dtype that is not one of auto, float32, bfloat16, float16."""
@@ -73,6 +75,9 @@ class CpuBackend:
     def allocate_kv(self, specs: Sequence[KVSpec], num_blocks: int) -> list[Tensor]:
         """Zeroed tensors; a block that was never written costs no resident memory."""
         return [lazy_zeros([num_blocks if n == -1 else n for n in spec.shape], spec.dtype) for spec in specs]
+
+    def profile(self, forward: Callable[[], Any]) -> None:
+        """Memory that a step takes is given back behind it."""
 
     def kv_bytes_available(self, max_model_len: int, bytes_per_token: int, fraction: float | None) -> int:
         return kv_bytes(max_model_len, bytes_per_token, fraction, free_bytes())

@@ -113,7 +113,7 @@ class Side:
         self.pipeline.add_request(req_idx, params, new)
 
     def sample(self, logits, rows):
-        self.table.apply(())
+        self.table.apply()
         return self.pipeline.sample(logits.clone(), rows)
 
 

@@ -185,7 +185,7 @@ def test_stages_of_third_parties_run_between_the_fused_parts(pair, names):
 def test_logits_of_the_model_stay_as_they_are(pair):
     both = pair().add(SamplingParams(temperature=0.5, top_k=3, logit_bias={2: 3.0}), SamplingParams(top_p=0.9))
     logits = logits_of(2, 700, torch.float32)
-    both.fused.table.apply(())
+    both.fused.table.apply()
     given = logits.clone().to(both.device)
     both.fused.pipeline.sample(given, both.logits_rows())
     assert torch.equal(given.cpu(), logits)

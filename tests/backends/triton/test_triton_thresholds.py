@@ -25,8 +25,8 @@ def bounds_of(pair, chain, logits, interval=None):
     """[2, L] lower bounds of the stages and of the kernels for rows of a pipeline."""
     logits = logits.to(pair.device)
     rows = pair.logits_rows()
-    pair.plain.table.apply(())
-    pair.fused.table.apply(())
+    pair.plain.table.apply()
+    pair.fused.table.apply()
     lo, hi = interval or open_interval(len(logits), logits.device)
     expected, links = lo, []
     for one, other in zip(pair.plain.pipeline.stages, pair.fused.pipeline.stages, strict=True):

@@ -1,0 +1,57 @@
+"""What an engine runs before its first request: the largest step, to learn its memory, and the padded steps, once each.
+
+Called by the build. A bar on stderr shows how it gets on.
+"""
+
+from __future__ import annotations
+
+import sys
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+
+from framework.interfaces import ForwardContext
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from framework.engine.choice import Choice
+    from framework.engine.loaded import Loaded
+    from framework.worker.model_runner import ModelRunner
+
+
+class NoAttention:
+    """`interfaces.AttentionPlan` of memory that is not there yet: gives the queries back."""
+
+    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return q.contiguous()
+
+
+def profile(choice: Choice, loaded: Loaded) -> None:
+    """Lets the backend run the largest step: as many tokens as there may be, and logits of every row."""
+    model, device, num_tokens = loaded.model, choice.backend.device, choice.max_num_batched_tokens
+    num_rows = min(num_tokens, choice.config.scheduler.max_num_seqs)
+    plans = {layer.group: NoAttention() for layer in loaded.layers}
+
+    def forward() -> None:
+        ids = torch.zeros(num_tokens, dtype=torch.int32, device=device)
+        hidden = model.forward(model.embed(ids), ids.long(), ForwardContext(plans)).hidden
+        model.compute_logits(hidden[:num_rows])
+
+    with torch.inference_mode():
+        choice.backend.profile(forward)
+
+
+def warm_up(runner: ModelRunner) -> dict[str, float]:
+    """{"capture": seconds} of making the padded steps; nothing for a backend that has none."""
+    if not runner.num_padded:
+        return {}
+    from tqdm import tqdm
+
+    start = perf_counter()
+    is_shown = sys.stderr.isatty()
+    with tqdm(total=runner.num_padded, desc="capturing", unit="step", disable=not is_shown, leave=False) as bar:
+        for _ in runner.warm_up():
+            bar.update()
+    return {"capture": perf_counter() - start}

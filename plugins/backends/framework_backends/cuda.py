@@ -1,0 +1,184 @@
+"""The CUDA backend: steps of decodes as one captured graph, other steps eagerly, results on a stream of their own.
+
+Products, elementwise operations, the sampler's operations, memory and transfers have modules of their own beside this
+one, and the kernels stand in `triton`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from framework.batch import StepOutput
+from framework.errors import ConfigError, did_you_mean
+from framework.interfaces import (
+    BackendContext,
+    Bucket,
+    Capabilities,
+    KVSpec,
+    LayerOps,
+    Linear,
+    SamplerOps,
+    StepFuture,
+    StepOps,
+)
+from framework_backends.cuda_device import open_device
+from framework_backends.cuda_graphs import Captured, Graphs
+from framework_backends.cuda_layer_ops import CudaLayerOps
+from framework_backends.cuda_linear import CudaLinearPacker
+from framework_backends.cuda_memory import CudaMemory
+from framework_backends.cuda_step_ops import CudaStepOps
+from framework_backends.cuda_transfers import Arriving, TransferStream
+from framework_backends.triton.compile_time import CompileTime
+from framework_backends.triton.sampler_ops import TritonSamplerOps
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_SMALL, _STEP, _MAX_GRAPH_ROWS = (1, 2, 4), 8, 512
+"""Rows of the padded steps: a row more costs little where eight share a tile of a product, and much memory is not
+spent on batches that nobody runs."""
+
+
+class CudaBackend:
+    """`interfaces.Backend` of one CUDA device. Takes no options; CUDA_VISIBLE_DEVICES says which device it is.
+
+    Raises ConfigError, which names the cause, where a device cannot be used or lacks the dtype.
+    """
+
+    name = "cuda"
+    max_in_flight = 2
+    max_num_batched_tokens = 8192
+
+    def __init__(self, options: Mapping[str, Any], ctx: BackendContext) -> None:
+        self.device = open_device()
+        self.dtype = choose_dtype(ctx.dtype, self.device)
+        if self.dtype == torch.float32:
+            torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        self.caps = Capabilities(keeps=frozenset({"batch_invariant", "deterministic"}))
+        self._compile_time = CompileTime()
+        self.step_ops: StepOps = CudaStepOps()
+        self.layer_ops: LayerOps = CudaLayerOps()
+        self.sampler_ops: SamplerOps = TritonSamplerOps()
+        self._packer = CudaLinearPacker(ctx.batch_invariant)
+        self._memory = CudaMemory(self.device)
+        self._transfers = TransferStream(self.device)
+        self._graphs = Graphs(self.device, self._transfers)
+        self._captures = ctx.graphs != "off"
+
+    @property
+    def compile_seconds(self) -> float:
+        return self._compile_time.seconds
+
+    def explain(self) -> dict[str, tuple[Any, str]]:
+        """What `auto` and null mean on this machine."""
+        name, rows = torch.cuda.get_device_name(self.device), self.buckets(_MAX_GRAPH_ROWS, self.max_num_batched_tokens)
+        largest = rows[-1].requests if rows else None
+        return {
+            "engine.dtype": (str(self.dtype).removeprefix("torch."), f"{name} multiplies it natively"),
+            "device": (name, "the first of CUDA_VISIBLE_DEVICES"),
+            "padded steps": (largest, "rows of the largest captured step of decodes" if rows else "engine.graphs=off"),
+            "kv_cache.num_blocks": (None, "from memory: kv_cache.memory_fraction of the device, 0.9 unless it is set, "
+                                          "less weights and what the largest step takes"),
+        }  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------------ memory
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        return self._packer.pack(weight, bias)
+
+    def allocate_kv(self, specs: Sequence[KVSpec], num_blocks: int) -> list[Tensor]:
+        return self._memory.allocate_kv(specs, num_blocks)
+
+    def profile(self, forward: Callable[[], Any]) -> None:
+        """Runs the largest forward pass and remembers what it takes beside the weights."""
+        self._memory.profile(forward)
+
+    def kv_bytes_available(self, max_model_len: int, bytes_per_token: int, fraction: float | None) -> int:
+        return self._memory.kv_bytes(max_model_len, bytes_per_token, fraction)
+
+    def copy_blocks(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], pairs: Sequence[tuple[int, int]]) -> None:
+        self._memory.copy_blocks(kv, specs, pairs)
+
+    def gather_blocks(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int]) -> list[Tensor]:
+        return self._memory.gather_blocks(kv, specs, blocks)
+
+    def scatter_blocks(
+        self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int], data: Sequence[Tensor]
+    ) -> None:
+        self._memory.scatter_blocks(kv, specs, blocks, data)
+
+    def host_memory(self, num_words: int) -> Tensor:
+        return torch.zeros(num_words, dtype=torch.int64, pin_memory=True)
+
+    # ------------------------------------------------------------------------------------------------- steps
+
+    def buckets(self, max_num_seqs: int, max_num_batched_tokens: int) -> list[Bucket]:
+        """1, 2, 4 and multiples of 8 rows; none with engine.graphs=off."""
+        if not self._captures:
+            return []
+        most = min(max_num_seqs, max_num_batched_tokens, _MAX_GRAPH_ROWS)
+        sizes = [*_SMALL, *range(_STEP, most, _STEP), most]
+        return [Bucket(n, n, n, 1) for n in sorted({size for size in sizes if size <= most})]
+
+    def compile(self, step: Callable[..., Any], bucket: Bucket | None) -> Callable[..., Any]:
+        """A captured graph for a bucket. Raises ConfigError for a step that cannot be captured."""
+        return step if bucket is None else self._graphs.capture(step, f"a step of {bucket.requests} rows")
+
+    def submit(
+        self, executable: Callable[..., Any], args: tuple[Any, ...], collect: Callable[[Any], StepOutput]
+    ) -> StepFuture:
+        """Gives the step to the device, and its value's tensors to the stream that takes them to the host."""
+        try:
+            value = executable(*args)
+            copies = executable.copies if isinstance(executable, Captured) else self._transfers.copies(value)
+            return _Step(collect, self._transfers.start(copies))
+        except Exception as error:
+            return _FailedStep(error)
+
+
+class _Step:
+    """A step on its way to the host."""
+
+    __slots__ = ("_arriving", "_collect")
+
+    def __init__(self, collect: Callable[[Any], StepOutput], arriving: Arriving) -> None:
+        self._collect, self._arriving = collect, arriving
+
+    def result(self) -> StepOutput:
+        return self._collect(self._arriving.wait())
+
+    def done(self) -> bool:
+        return self._arriving.done()
+
+
+class _FailedStep:
+    """A step that could not be given to the device."""
+
+    __slots__ = ("_error",)
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def result(self) -> StepOutput:
+        raise self._error
+
+    def done(self) -> bool:
+        return True
+
+
+def choose_dtype(word: str, device: torch.device) -> torch.dtype:
+    """The dtype of `engine.dtype`; auto is bfloat16 from compute capability 8.0 on, float16 before."""
+    has_bfloat16 = torch.cuda.get_device_capability(device) >= (8, 0)
+    if word == "auto":
+        return torch.bfloat16 if has_bfloat16 else torch.float16
+    if word not in _DTYPES:
+        known = ", ".join(("auto", *_DTYPES))
+        raise ConfigError(f"engine.dtype='{word}' is not known. Use one of {known}.{did_you_mean(word, _DTYPES)}")
+    if word == "bfloat16" and not has_bfloat16:
+        name = torch.cuda.get_device_name(device)
+        raise ConfigError(f"engine.dtype=bfloat16: {name} does not multiply it. Use engine.dtype=float16")
+    return _DTYPES[word]

@@ -1,0 +1,57 @@
+"""Whether there is a CUDA device, and whether it can be used: two questions with two answers.
+
+Where a device is visible `backend=auto` takes it. What keeps it from being used is then an error that names the cause,
+and never a run on the processor that nobody asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from framework.errors import ConfigError, first_line
+
+if TYPE_CHECKING:
+    import torch
+
+_NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")  # dxg: Linux under Windows
+_MIN_CAPABILITY = (8, 0)
+_INSTALL = "Install it with pip install 'framework[cuda]'"
+
+
+def probe() -> str | None:
+    """None where a CUDA device is visible, else why none is. Imports no torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return f"CUDA_VISIBLE_DEVICES={visible} hides every device"
+    return None if any(Path(node).exists() for node in _NODES) else "no NVIDIA device is there"
+
+
+def open_device() -> torch.device:
+    """The device. Raises ConfigError with the cause and the way out where it cannot be used."""
+    import torch
+
+    reason = probe()
+    if reason is not None:
+        raise _refusal(reason, "Use a machine with an NVIDIA device")
+    if torch.version.cuda is None:
+        raise _refusal(f"torch {torch.__version__} is built without CUDA", "Install a CUDA build of torch")
+    if find_spec("triton") is None:
+        raise _refusal("triton, in which its kernels are written, is not installed", _INSTALL)
+    try:
+        torch.cuda.init()
+        device = torch.device("cuda", torch.cuda.current_device())
+    except Exception as error:
+        raise _refusal(first_line(error), "Compare the driver (nvidia-smi) with what torch needs") from error
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _MIN_CAPABILITY:
+        name, least = torch.cuda.get_device_name(device), ".".join(map(str, _MIN_CAPABILITY))
+        way_out = f"Use a device of compute capability {least} or more"
+        raise _refusal(f"{name} has compute capability {capability[0]}.{capability[1]}", way_out)
+    return device
+
+
+def _refusal(reason: str, way_out: str) -> ConfigError:
+    return ConfigError(f"backend=cuda: {reason}. {way_out}, or say backend=cpu")
