@@ -1,0 +1,32 @@
+"""Elementwise operations of a layer on a CUDA device: `interfaces.LayerOps` over the kernels in `triton`.
+
+The meaning is that of `framework.layers.ops`. What a program works on follows from the width of a row alone, so that
+a row has the same bits in any batch: one class serves with and without batch invariance.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from framework_backends.triton import activations, norms
+from framework_backends.triton.launches import launches_dependent
+
+
+class CudaLayerOps:
+    """`interfaces.LayerOps`; tensors may have any strides but along the last dimension, where they are contiguous."""
+
+    def __init__(self) -> None:
+        self._dependent = launches_dependent()
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return norms.rms_norm(x, weight, eps, dependent=self._dependent)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """The sum is made in the memory of `residual`."""
+        return norms.add_rms_norm(x, residual, weight, eps, in_place=True, dependent=self._dependent)
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        return activations.silu_and_mul(gate_up, dependent=self._dependent)
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return activations.rotate(x, cos, sin, dependent=self._dependent)

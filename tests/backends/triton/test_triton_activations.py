@@ -1,0 +1,47 @@
+"""Gate and rotation in Triton against `framework.layers.ops`."""
+
+import pytest
+import torch
+
+from framework.layers import ops as reference
+from framework_backends.triton import activations
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Two roundings of the dtype; the interpreter cuts bfloat16 off where devices round it.
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 3.2e-2, torch.float16: 2e-3}
+
+
+def normal(shape, dtype, device, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+def close(actual, expected):
+    assert actual.dtype == expected.dtype
+    tolerance = TOLERANCE[expected.dtype]
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_silu_and_mul_equals_the_reference(device, dtype):
+    shapes = [(2, 48), (1, 2 * 1100)] + ([(5, 28672), (1, 6144), (300, 6144)] if device.type == "cuda" else [])
+    for rows, width in shapes:
+        gate_up = normal((rows, width + 8), dtype, device)[:, :width] * 4
+        gate_up[0, :2] = torch.tensor([-120.0, 120.0])  # exp of it is no float32
+        close(activations.silu_and_mul(gate_up), reference.silu_and_mul(gate_up))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rotate_equals_the_reference_and_keeps_its_input(device, dtype):
+    shapes = [(3, 9, 16), (2, 20, 24)] + ([(5, 40, 128), (300, 24, 64), (3, 7, 96)] if device.type == "cuda" else [])
+    for tokens, heads, size in shapes:
+        x, before = (normal((tokens, heads, size), dtype, device) for _ in range(2))
+        cos, sin = normal((tokens, 2, size), torch.float32, device, seed=1).split(1, dim=1)
+        part = x[:, 1:-2]  # queries and keys inside a fused product
+        close(activations.rotate(part, cos, sin), reference.rotate(part, cos, sin))
+        assert torch.equal(x, before)
+
+
+def test_no_rows_are_no_launch(device):
+    assert activations.silu_and_mul(torch.empty(0, 32, device=device)).shape == (0, 16)
+    heads, cos = torch.empty(0, 2, 8, device=device), torch.empty(0, 1, 8, device=device)
+    assert activations.rotate(heads, cos, cos).shape == (0, 2, 8)

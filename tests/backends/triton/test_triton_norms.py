@@ -1,0 +1,66 @@
+"""Norms in Triton against `framework.layers.ops`, for every width, stride and dtype that models pass."""
+
+import pytest
+import torch
+
+from framework.layers import ops as reference
+from framework_backends.triton import norms
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Two roundings of the dtype, before and after the weight; the interpreter cuts bfloat16 off where devices round it.
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 3.2e-2, torch.float16: 2e-3}
+# (shape, dimensions of heads that are left out): wide rows, widths that are no power of 2, several narrow rows
+SMALL = [((3, 96), 0), ((1, 257), 0), ((5, 4, 16), 1), ((7,), 0)]
+REAL = [((1, 1024), 0), ((16, 4096), 0), ((300, 4096), 0), ((9, 5120), 0), ((3, 14336), 0), ((33, 24, 128), 8)]
+
+
+def tables(device):
+    return SMALL if device.type == "cpu" else SMALL + REAL
+
+
+def normal(shape, dtype, device, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+def close(actual, expected):
+    assert actual.dtype == expected.dtype
+    tolerance = TOLERANCE[expected.dtype]
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rms_norm_equals_the_reference_and_keeps_its_input(device, dtype):
+    for shape, left_out in tables(device):
+        whole = normal(shape, dtype, device) * 30
+        x = whole[:, left_out:] if left_out else whole
+        weight, before = normal(shape[-1:], dtype, device, seed=1), whole.clone()
+        close(norms.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+        assert torch.equal(whole, before)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_add_rms_norm_equals_the_reference(device, dtype, in_place):
+    for shape, left_out in tables(device):
+        if len(shape) != 2 or left_out:
+            continue
+        x = normal((shape[0], shape[1] + 16), dtype, device)[:, : shape[1]]  # rows of a wider product
+        residual, weight = normal(shape, dtype, device, seed=1), normal(shape[-1:], dtype, device, seed=2)
+        expected, before = reference.add_rms_norm(x, residual, weight, 1e-6), residual.clone()
+        actual = norms.add_rms_norm(x, residual, weight, 1e-6, in_place=in_place)
+        for one, other in zip(actual, expected, strict=True):
+            close(one, other)
+        assert (actual[1] is residual) is in_place
+        assert in_place or torch.equal(residual, before)
+
+
+def test_a_row_has_the_same_bits_in_any_batch(device):
+    x, weight = normal((9, 96), torch.float16, device), normal((96,), torch.float16, device, seed=1)
+    whole = norms.rms_norm(x, weight, 1e-6)
+    for begin, end in ((0, 1), (4, 9)):
+        assert torch.equal(norms.rms_norm(x[begin:end], weight, 1e-6), whole[begin:end])
+
+
+def test_no_rows_are_no_launch(device):
+    x = torch.empty(0, 32, device=device)
+    assert norms.rms_norm(x, torch.ones(32, device=device), 1e-6).shape == (0, 32)
