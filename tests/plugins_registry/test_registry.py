@@ -193,6 +193,26 @@ def test_auto_takes_the_usable_one_of_the_highest_priority(load):
     assert load(many=announcing(*BACKENDS)).auto("backend").name == "xpu"
 
 
+ATTENTIONS = (
+    ComponentSpec("attention", "host", f"{HERE}:Thing", provides=("cpu",)),
+    ComponentSpec("attention", "fast", f"{HERE}:Thing", provides=("cuda", "xpu"), priority=10),
+    ComponentSpec("attention", "plain", f"{HERE}:Thing", priority=-1),
+)
+
+
+@pytest.mark.parametrize(("device", "name"), [("cuda", "fast"), ("cpu", "host"), ("tpu", "plain"), (None, "fast")])
+def test_auto_takes_one_that_computes_on_the_device_of_the_backend(load, device, name):
+    assert load(many=announcing(*ATTENTIONS)).auto("attention", device).name == name
+
+
+def test_component_for_other_devices_says_which(load):
+    plugins = load(many=announcing(*ATTENTIONS))
+    assert plugins.misfit("attention", "fast", "cpu") == "it computes on cuda and xpu, and the backend on cpu"
+    message = "attention=auto: no attention can be used here .*host: it computes on cpu, and the backend on cuda"
+    with pytest.raises(PluginError, match=message):
+        load(many=announcing(ATTENTIONS[0])).auto("attention", "cuda")
+
+
 def test_explicit_component_whose_probe_refuses_is_an_error_with_the_ways_out(load):
     with pytest.raises(PluginError) as caught:
         load(many=announcing(*BACKENDS)).load_target("backend", "gpu")
