@@ -5,6 +5,7 @@ The backend calls in. Only moving blocks to the host waits for the device.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,6 +47,7 @@ class CudaMemory:
 
     def kv_bytes(self, max_model_len: int, bytes_per_token: int, fraction: float | None) -> int:
         """As `kv_bytes` for the device as it is now; what this process has freed counts as free."""
+        gc.collect()  # an engine that was closed is a circle of its parts
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self._device)
