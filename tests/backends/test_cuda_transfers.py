@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from framework_backends.cuda_transfers import HostCopies, TransferStream
+from framework_backends.cuda_graphs import Graphs
+from framework_backends.cuda_transfers import HostCopies, Transfers
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 Pair = namedtuple("Pair", "left right")
@@ -112,20 +113,18 @@ def test_storages_are_copied_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.cuda
-def test_a_result_arrives_though_the_next_step_overwrites_it() -> None:
-    device = torch.device("cuda")
-    transfers, out = TransferStream(device), torch.zeros(4, 4096, device=device)
-    number, copies = torch.zeros((), device=device), transfers.copies({"out": out[1:3]})
-    slow = torch.randn(2048, 2048, device=device)
+def test_results_arrive_though_the_next_step_overwrites_them() -> None:
+    device = torch.device("cuda", 0)
+    transfers, out = Transfers(device), torch.zeros(4, 4096, device=device)
+    number, slow = torch.zeros((), device=device), torch.randn(2048, 2048, device=device)
     torch.cuda.set_sync_debug_mode("error")
     try:
         arriving = []
         for _ in range(6):
-            transfers.before_overwrite()
             number += 1
             slow = torch.mm(slow, slow).clamp_(-1, 1)
             out.copy_(number.expand_as(out))
-            arriving.append(transfers.start(copies))
+            arriving.append(transfers.copied({"out": out[1:3]}))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     found = [one.wait()["out"] for one in arriving]
@@ -135,13 +134,38 @@ def test_a_result_arrives_though_the_next_step_overwrites_it() -> None:
 
 
 @pytest.mark.cuda
-def test_memory_of_an_eager_step_is_kept_until_it_has_been_copied() -> None:
-    device = torch.device("cuda")
-    transfers, slow = TransferStream(device), torch.randn(4096, 4096, device=device)
+@pytest.mark.parametrize("num_values", (300, 300_000))
+def test_results_of_a_captured_step_arrive_two_steps_behind(num_values: int) -> None:
+    device = torch.device("cuda", 0)
+    transfers, number = Transfers(device), torch.zeros((), device=device)
+
+    def step() -> Frozen:
+        number.add_(1)
+        return Frozen(number.expand(num_values).clone())
+
+    captured = Graphs(device, transfers).capture(step, "a step")
+    assert (transfers.outbox(step()) is None) == (num_values > 300)
+    number.zero_()
+    arriving, found = [], []
+    for count in range(10):
+        captured()
+        arriving.append(captured.arriving())
+        if count:
+            found.append(arriving.pop(0).wait().logprobs)
+    found.append(arriving.pop(0).wait().logprobs)
+    assert [t.unique().tolist() for t in found] == [[count] for count in range(1, 11)]
+    assert {len(t) for t in found} == {num_values}
+
+
+@pytest.mark.cuda
+def test_the_stream_that_is_current_is_the_one_that_is_waited_for() -> None:
+    device = torch.device("cuda", 0)
+    transfers, slow = Transfers(device), torch.randn(4096, 4096, device=device)
+    torch.cuda.synchronize()
     arriving = []
-    for number in range(8):
-        slow = torch.mm(slow, slow).clamp_(-1, 1)
-        value = torch.full((100_000,), number, device=device)
-        arriving.append(transfers.start(transfers.copies([value])))
-        del value
-    assert [one.wait()[0].unique().tolist() for one in arriving] == [[number] for number in range(8)]
+    for number, stream in enumerate((torch.cuda.Stream(), torch.cuda.default_stream(), torch.cuda.Stream())):
+        with torch.cuda.stream(stream):
+            value = torch.full((100_000,), number, device=device) + torch.mm(slow, slow)[0, 0] * 0
+            arriving.append(transfers.copied([value]))
+            del value
+    assert [one.wait()[0].unique().tolist() for one in arriving] == [[number] for number in range(3)]

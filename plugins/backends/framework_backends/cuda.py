@@ -1,4 +1,4 @@
-"""The CUDA backend: steps of decodes as one captured graph, other steps eagerly, results on a stream of their own.
+"""The CUDA backend: steps of decodes as one captured graph, other steps eagerly, and the host two steps ahead.
 
 Products, elementwise operations, the sampler's operations, memory and transfers have modules of their own beside this
 one, and the kernels stand in `triton`.
@@ -31,7 +31,7 @@ from framework_backends.cuda_layer_ops import CudaLayerOps
 from framework_backends.cuda_linear import CudaLinearPacker
 from framework_backends.cuda_memory import CudaMemory
 from framework_backends.cuda_step_ops import CudaStepOps
-from framework_backends.cuda_transfers import Arriving, TransferStream
+from framework_backends.cuda_transfers import Arriving, Transfers
 from framework_backends.triton.compile_time import CompileTime
 from framework_backends.triton.sampler_ops import TritonSamplerOps
 
@@ -65,7 +65,7 @@ class CudaBackend:
         self.sampler_ops: SamplerOps = TritonSamplerOps()
         self._packer = CudaLinearPacker(ctx.batch_invariant)
         self._memory = CudaMemory(self.device)
-        self._transfers = TransferStream(self.device)
+        self._transfers = Transfers(self.device)
         self._graphs = Graphs(self.device, self._transfers)
         self._captures = ctx.graphs != "off"
 
@@ -131,11 +131,12 @@ class CudaBackend:
     def submit(
         self, executable: Callable[..., Any], args: tuple[Any, ...], collect: Callable[[Any], StepOutput]
     ) -> StepFuture:
-        """Gives the step to the device, and its value's tensors to the stream that takes them to the host."""
+        """Gives the step to the device, and what takes its value's tensors to the host behind it."""
         try:
             value = executable(*args)
-            copies = executable.copies if isinstance(executable, Captured) else self._transfers.copies(value)
-            return _Step(collect, self._transfers.start(copies))
+            if isinstance(executable, Captured):
+                return _Step(collect, executable.arriving())
+            return _Step(collect, self._transfers.copied(value))
         except Exception as error:
             return _FailedStep(error)
 

@@ -10,30 +10,41 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from framework.errors import ConfigError, FrameworkError, first_line
-from framework_backends.cuda_transfers import HostCopies, TransferStream
+from framework_backends.cuda_transfers import Arriving, Outbox, Transfers
 
 
 class Captured:
-    """A step that is replayed. Its value holds the same tensors each time; `copies` takes them to the host."""
+    """A step that is replayed. Its value holds the same tensors each time.
 
-    __slots__ = ("_graph", "_transfers", "_value", "copies")
+    outbox  into which the step writes its value, None for one that is copied behind it
+    """
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, value: Any, transfers: TransferStream) -> None:
-        self._graph, self._value, self._transfers = graph, value, transfers
-        self.copies: HostCopies = transfers.copies(value)
+    __slots__ = ("_graph", "_outbox", "_slot", "_transfers", "_value")
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, value: Any, outbox: Outbox | None, transfers: Transfers) -> None:
+        self._graph, self._value, self._outbox, self._transfers = graph, value, outbox, transfers
+        self._slot: Tensor | None = None
 
     def __call__(self) -> Any:
-        self._transfers.before_overwrite()
         self._graph.replay()
+        if self._outbox is not None:
+            self._slot = self._outbox.next()
         return self._value
+
+    def arriving(self) -> Arriving:
+        """The value of the last call, on its way to the host."""
+        if self._outbox is None or self._slot is None:
+            return self._transfers.copied(self._value)
+        return self._transfers.written(self._outbox.copies, self._slot)
 
 
 class Graphs:
     """Records steps on a stream of its own."""
 
-    def __init__(self, device: torch.device, transfers: TransferStream) -> None:
+    def __init__(self, device: torch.device, transfers: Transfers) -> None:
         self._device, self._transfers = device, transfers
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
@@ -45,10 +56,10 @@ class Graphs:
         """
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            step()
+            outbox = self._transfers.outbox(step())
             torch.cuda.synchronize(self._device)
             try:
-                graph, value = self._record(step)
+                graph, value = self._record(step, outbox)
             except FrameworkError:
                 raise
             except Exception as error:
@@ -57,13 +68,15 @@ class Graphs:
                     "attention plugin that declares it can is wrong; engine.graphs=off runs without graphs"
                 ) from error
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
-        return Captured(graph, value, self._transfers)
+        return Captured(graph, value, outbox, self._transfers)
 
-    def _record(self, step: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    def _record(self, step: Callable[[], Any], outbox: Outbox | None) -> tuple[torch.cuda.CUDAGraph, Any]:
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             value = step()
+            if outbox is not None:
+                outbox.write(value)
         finally:
             graph.capture_end()
         return graph, value

@@ -1,7 +1,7 @@
-"""A step's result on its way from the device to the host: on a stream of its own, in as few copies as there can be.
+"""A step's result on its way from the device to the host, in as few copies as there can be.
 
-The backend makes the `HostCopies` of a value, once where its tensors stay where they are, and starts them after each
-step. What is handed out is memory of its own: it may be kept for as long as one likes.
+An eager step's result is copied behind it, a captured step writes its own into an `Outbox` while it runs. What is
+handed out is memory of its own: it may be kept for as long as one likes. The backend calls in.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WORTH_A_COPY = 64 << 10
 
 
 class HostCopies:
-    """How the tensors of a value on one device come to the host, for as long as they stay where they are.
+    """How the tensors of a value on one device come to the host.
 
     Dataclasses, tuples, lists and dicts are looked through. Tensors that stand close to each other in one storage are
     copied together, with what is between them. What holds no tensor of the device is the value's own.
@@ -28,8 +28,8 @@ class HostCopies:
 
     def __init__(self, value: Any, device: torch.device) -> None:
         tensors = {id(tensor): tensor for tensor in _tensors(value, device)}
-        self._pieces, size = _pieces(list(tensors.values()))
-        self._num_bytes, self._is_pinned = size, device.type == "cuda"
+        self._pieces, self.num_bytes = _pieces(list(tensors.values()))
+        self._is_pinned = device.type == "cuda"
         # A view is told by where it lies in the memory of all pieces, in entries of its dtype.
         self._views = [
             (tensor.dtype, (tensor.shape, tensor.stride(), piece.at(tensor) // tensor.itemsize))
@@ -42,13 +42,24 @@ class HostCopies:
 
     def start(self) -> Tensor:
         """Host memory with the tensors' bytes in it, once the current stream has come this far."""
-        memory = torch.empty(self._num_bytes, dtype=torch.uint8, pin_memory=self._is_pinned)
-        for piece in self._pieces:
-            memory[piece.place : piece.place + len(piece.source)].copy_(piece.source, non_blocking=True)
+        memory = torch.empty(self.num_bytes, dtype=torch.uint8, pin_memory=self._is_pinned)
+        for source, place in zip(self.sources, self.places, strict=True):
+            memory[place : place + len(source)].copy_(source, non_blocking=True)
         return memory
 
+    @property
+    def sources(self) -> list[Tensor]:
+        """Bytes of the device that are copied."""
+        return [piece.source for piece in self._pieces if len(piece.source)]
+
+    @property
+    def places(self) -> list[int]:
+        """Where each source goes in the host's memory, multiples of 16."""
+        return [piece.place for piece in self._pieces if len(piece.source)]
+
     def value(self, memory: Tensor) -> Any:
-        """The value with its tensors in memory that `start` gave; it may be asked for before they are there."""
+        """The value with its tensors in memory [num_bytes] of its own that holds the sources; they may arrive later."""
+        assert memory.storage_offset() == 0, "views are told by their place in the whole storage"
         flat = {dtype: memory.view(dtype) for dtype in self._dtypes}
         return self._rebuild([flat[dtype].as_strided(*where) for dtype, where in self._views])
 
@@ -74,27 +85,34 @@ def _pieces(tensors: list[Tensor]) -> tuple[list[_Piece], int]:
     size = 0
     for group in _neighbours(tensors):
         start = _first_byte(group[0]) // _ALIGNMENT * _ALIGNMENT
-        end = max(map(_last_byte, group))
+        storage = group[0].untyped_storage()
+        end = min(_aligned(max(map(_last_byte, group))), storage.nbytes())
         source = torch.empty(0, dtype=torch.uint8, device=group[0].device)
-        source.set_(group[0].untyped_storage(), start, (end - start,), (1,))
+        source.set_(storage, start, (end - start,), (1,))
         pieces.append(_Piece(tuple(group), source, start, size))
-        size += -(-(end - start) // _ALIGNMENT) * _ALIGNMENT
+        size += _aligned(end - start)
     return pieces, size
 
 
 def _neighbours(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
     """Tensors of one storage with less than `_WORTH_A_COPY` bytes between each and those before it."""
-    group: list[Tensor] = []
-    end = 0
-    for tensor in sorted(tensors, key=lambda t: (t.untyped_storage().data_ptr(), _first_byte(t))):
-        is_near = group and _first_byte(tensor) - end <= _WORTH_A_COPY
-        if group and not (is_near and tensor.untyped_storage().data_ptr() == group[0].untyped_storage().data_ptr()):
-            yield group
-            group, end = [], 0
-        group.append(tensor)
-        end = max(end, _last_byte(tensor))
-    if group:
-        yield group
+    storages: dict[int, list[Tensor]] = {}
+    for tensor in tensors:
+        storages.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+    for group in storages.values():
+        near: list[Tensor] = []
+        end = 0
+        for tensor in sorted(group, key=_first_byte):
+            if near and _first_byte(tensor) - end > _WORTH_A_COPY:
+                yield near
+                near, end = [], 0
+            near.append(tensor)
+            end = max(end, _last_byte(tensor))
+        yield near
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _first_byte(tensor: Tensor) -> int:
@@ -173,52 +191,91 @@ def _with_fields(cls: type, names: list[str], values: list[Any]) -> Any:
     return made
 
 
-# ------------------------------------------------------------------------------------------------------ the stream
+# -------------------------------------------------------------------------------------------------------- the ways
+
+
+_SLOTS = 4
+"""Results of one captured step that have not been read: more than there are steps in flight."""
+_LARGEST_OUTBOX = 64 << 10
+"""Bytes of a result that a step writes itself. Of larger ones the time counts that a copy takes, not its beginning."""
 
 
 class Arriving:
     """A value that is on its way to the host. Holds the device's memory until it has been read."""
 
-    __slots__ = ("_copies", "_event", "_memory")
+    __slots__ = ("_copies", "_event", "_is_lent", "_memory")
 
-    def __init__(self, copies: HostCopies, memory: Tensor, event: torch.cuda.Event) -> None:
-        self._copies, self._memory, self._event = copies, memory, event
+    def __init__(self, copies: HostCopies, memory: Tensor, event: torch.cuda.Event, is_lent: bool) -> None:
+        self._copies, self._memory, self._event, self._is_lent = copies, memory, event, is_lent
 
     def done(self) -> bool:
         return self._event.query()
 
     def wait(self) -> Any:
         """The value, once it is there."""
+        if self._is_lent:  # by an outbox, which will write there again
+            self._event.synchronize()
+            return self._copies.value(self._memory.clone())
         value = self._copies.value(self._memory)
         self._event.synchronize()
         return value
 
 
-class TransferStream:
-    """The stream on which results leave the device while the next step computes."""
+class Outbox:
+    """Pinned memory that a captured step writes its result into. value: that of a step which was run for a trial."""
+
+    def __init__(self, value: Any, device: torch.device) -> None:
+        from framework_backends.triton.outbox import write_outbox
+
+        self._device, self._write = device, write_outbox
+        self.copies = HostCopies(value, device)
+        self._ring = torch.zeros(_SLOTS, self.copies.num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._turn = torch.zeros(1, dtype=torch.int32, device=device)
+        self._num_taken = 0
+        self.write(value)  # for the compiler
+        self._turn.zero_()
+
+    def write(self, value: Any) -> None:
+        """Part of the step that is captured: its value goes into the next slot."""
+        self.copies = HostCopies(value, self._device)
+        assert self.copies.num_bytes == self._ring.shape[1], "the captured step gives something else than the trial"
+        self._write(self.copies.sources, self.copies.places, self._ring, self._turn)
+
+    def next(self) -> Tensor:
+        """The slot of a replay: has to be asked for with each of them."""
+        self._num_taken += 1
+        return self._ring[(self._num_taken - 1) % _SLOTS]
+
+
+class Transfers:
+    """Results on their way from one device. Copies run in the stream of the steps, so that nothing overtakes them: on
+    another one they would cost the host 50 us more, and the device as much, for the next step has to wait for them.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
-        self._computed = torch.cuda.Event()
-        self._last: torch.cuda.Event | None = None
+        self._streams: dict[int, torch.cuda.Stream] = {}
 
-    def copies(self, value: Any) -> HostCopies:
-        return HostCopies(value, self._device)
+    def outbox(self, value: Any) -> Outbox | None:
+        """For a step with such a value; None for a large one, which is copied behind the step."""
+        num_bytes = HostCopies(value, self._device).num_bytes
+        return Outbox(value, self._device) if 0 < num_bytes <= _LARGEST_OUTBOX else None
 
-    def start(self, copies: HostCopies) -> Arriving:
-        """Copies after all that the current stream has been given so far."""
-        self._computed.record()
-        with torch.cuda.stream(self._stream):
-            self._computed.wait()
-            memory = copies.start()
-            event = torch.cuda.Event()
-            event.record()
-        self._last = event
-        return Arriving(copies, memory, event)
+    def copied(self, value: Any) -> Arriving:
+        """The value of a step that the current stream has been given."""
+        copies = HostCopies(value, self._device)
+        return Arriving(copies, copies.start(), self._now(), is_lent=False)
 
-    def before_overwrite(self) -> None:
-        """What the current stream is given from now on begins when all that was started has been read."""
-        if self._last is not None:
-            self._last.wait()
-            self._last = None
+    def written(self, copies: HostCopies, slot: Tensor) -> Arriving:
+        """The value of a replay that the current stream has been given, in the slot of its outbox."""
+        return Arriving(copies, slot, self._now(), is_lent=True)
+
+    def _now(self) -> torch.cuda.Event:
+        """Done when the current stream has come this far."""
+        raw = torch._C._cuda_getCurrentRawStream(self._device.index)
+        stream = self._streams.get(raw)
+        if stream is None:  # to make a stream's object costs more than all else here
+            stream = self._streams[raw] = torch.cuda.current_stream(self._device)
+        event = torch.cuda.Event()
+        event.record(stream)
+        return event
