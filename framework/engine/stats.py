@@ -18,7 +18,8 @@ OVERHEAD_PARTS = ("schedule", "rows", "prepare", "plan", "post", "update")
 class StepStats:
     """The last step, and sums over all steps.
 
-    seconds by part: schedule, rows, prepare, plan, forward, sample, post, update.
+    seconds by part: schedule, rows, prepare, plan, forward, sample, wait, post, update. Where the device is not the
+    host, forward and sample are started in their parts, and waited for in `wait`.
     num_prompt_tokens, total_prefill_tokens  tokens computed that stand in a prompt, those of a resumed request again
     num_output_tokens, total_decode_tokens   tokens that requests got, their first ones included
     prefill_s, decode_s                      seconds of the steps that computed prompt tokens, and of all others

@@ -6,10 +6,9 @@ nothing either; the scheduler's output says what runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from framework.worker.host_blocks import HostBlocks
 from framework.worker.input_batch import InputBuffers
 from framework.worker.layerwise import LayerwisePlan
 from framework.worker.padded import Executable, PaddedSteps, entered_blocks
+from framework.worker.step_clock import StepClock
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -112,7 +112,7 @@ class ModelRunner:
         for name in _UNBUILT:
             if getattr(scheduled, name) is not None:
                 raise NotBuiltError(f"SchedulerOutput.{name}: the part that serves it is not built yet")
-        clock = _Clock()
+        clock = StepClock("rows")
         self._update_rows(scheduled)
         spans = () if scheduled.goes_on else self._prompts.spans(scheduled)
         bucket = self._bucket(scheduled, spans)
@@ -122,7 +122,7 @@ class ModelRunner:
         if scheduled.block_ops:
             self._move_blocks(scheduled)
         self._connector.start_load(scheduled.connector_meta)
-        clock.mark("rows")
+        clock.mark("rows", then="prepare")
         if not scheduled.num_rows:
             self._connector.idle()
             return self.backend.submit(lambda: None, (), lambda _: self._collect_empty(scheduled, clock))
@@ -130,13 +130,13 @@ class ModelRunner:
             return self._execute_padded(scheduled, bucket, entered or self._stay, clock)
         goes_on, self._last_padded = scheduled.goes_on and self._last_padded is None, None
         batch = self._inputs.prepare(scheduled, self.table.views, goes_on=goes_on)
-        clock.mark("prepare")
+        clock.mark("prepare", then="plan")
         ctx = ForwardContext(self._plans(scheduled, batch))
-        clock.mark("plan")
+        clock.mark("plan", then="forward")
         return self.backend.submit(
             self._executable,
             (batch, ctx, spans, clock),
-            partial(self._collect, scheduled, batch.logits_rows_np, spans, clock),
+            partial(_arrived, clock, partial(self._collect, scheduled, batch.logits_rows_np, spans, clock)),
         )
 
     # -------------------------------------------------------------------------------------------- padded steps
@@ -149,22 +149,25 @@ class ModelRunner:
         return self._padded.bucket(scheduled.num_rows)
 
     def _execute_padded(
-        self, scheduled: SchedulerOutput, bucket: Bucket, entered: Sequence[NDArray[np.int32]], clock: _Clock
+        self, scheduled: SchedulerOutput, bucket: Bucket, entered: Sequence[NDArray[np.int32]], clock: StepClock
     ) -> StepFuture:
         rows = scheduled.rows
         variant = None if scheduled.grammar_rows is not None else self._variant(scheduled, bucket)
         executable = self._padded.executable(bucket, variant)
         self._inputs.send_decodes(rows, entered, bucket.requests)
         self._last_padded = bucket, variant
-        clock.mark("prepare")
+        clock.mark("prepare", then="forward")
         wanting = None
         if variant is None:
             executable = partial(self._sample_padded, executable, scheduled, bucket, clock)
         elif variant.num_top is not None and self.pipeline.captured is not None:
             wanting = self.pipeline.captured.wanting(rows)
-        return self.backend.submit(
-            executable, (), partial(self._collect_padded, scheduled, wanting, clock, is_whole=variant is not None)
-        )
+        is_whole = variant is not None
+        collect = partial(self._collect_padded, scheduled, wanting, clock, is_whole=is_whole)
+        future = self.backend.submit(executable, (), partial(_arrived, clock, collect))
+        if is_whole:
+            clock.mark("forward")
+        return future
 
     def _variant(self, scheduled: SchedulerOutput, bucket: Bucket) -> Variant | None:
         if scheduled.goes_on and self._last_padded is not None and self._last_padded[0] is bucket:
@@ -198,24 +201,25 @@ class ModelRunner:
         return result
 
     def _sample_padded(
-        self, forward: Executable, scheduled: SchedulerOutput, bucket: Bucket, clock: _Clock
+        self, forward: Executable, scheduled: SchedulerOutput, bucket: Bucket, clock: StepClock
     ) -> SampleResult:
         """What no executable does: samples and commits behind the forward pass of a padded step."""
         count = scheduled.num_rows
         logits = forward()[:count]
-        clock.mark("forward")
+        clock.mark("forward", then="sample")
         rows = self._inputs.padded_rows(scheduled.rows, bucket.requests, scheduled.grammar_rows)
         result = self.pipeline.sample(logits, rows)
         self.pipeline.commit(rows, result.ids.unsqueeze(1), self._ones[:count])
-        clock.mark("sample")
+        clock.mark("sample", then="post")
         self._post_update(count, count, result.ids)
+        clock.mark("post")
         return result
 
     def _collect_padded(
         self,
         scheduled: SchedulerOutput,
         wanting: tuple[NDArray[np.int64], int] | None,
-        clock: _Clock,
+        clock: StepClock,
         result: SampleResult,
         *,
         is_whole: bool,
@@ -233,7 +237,7 @@ class ModelRunner:
             return {name: LayerwisePlan(plan, self._connector) for name, plan in plans.items()}
         return plans
 
-    def _device_step(self, batch: InputBatch, ctx: ForwardContext, spans: Sequence[Span], clock: _Clock) -> Computed:
+    def _device_step(self, batch: InputBatch, ctx: ForwardContext, spans: Sequence[Span], clock: StepClock) -> Computed:
         """What a backend compiles or captures: forward pass, sampler, commit. Reads no tensor on the host.
 
         Returns what `_collect` needs of the device: None for the sampler when no row samples, and the logprobs of the
@@ -242,11 +246,12 @@ class ModelRunner:
         hidden = self.model.forward(self.model.embed(batch.input_ids), batch.positions, ctx).hidden
         logits = self._logits(hidden, batch)
         prompts = self._prompts.compute(hidden, spans) if spans else []
-        clock.mark("forward")
+        clock.mark("forward", then="sample")
         result = None if logits is None else self._sample(logits, batch)
-        clock.mark("sample")
+        clock.mark("sample", then="post")
         ids = self._no_ids if result is None else result.ids
         self._post_update(len(batch.rows_np), len(batch.logits_rows_np), ids)
+        clock.mark("post")
         return result, prompts
 
     def _logits(self, hidden: torch.Tensor, batch: InputBatch) -> torch.Tensor | None:
@@ -266,7 +271,7 @@ class ModelRunner:
         scheduled: SchedulerOutput,
         at: NDArray[np.int32],
         spans: Sequence[Span],
-        clock: _Clock,
+        clock: StepClock,
         computed: Computed,
     ) -> StepOutput:
         """The step's output; at: batch row of each logits row. What was computed is on the host."""
@@ -297,7 +302,7 @@ class ModelRunner:
         clock.mark("post")
         return output
 
-    def _collect_empty(self, scheduled: SchedulerOutput, clock: _Clock) -> StepOutput:
+    def _collect_empty(self, scheduled: SchedulerOutput, clock: StepClock) -> StepOutput:
         """The output of a step without rows."""
         transfers = self._transfers(scheduled)
         return StepOutput(np.zeros((0, 1), np.int32), np.zeros(0, np.int32), connector=transfers, timings=clock.seconds)
@@ -353,16 +358,7 @@ class ModelRunner:
         self.backend.step_ops.post_update(self._inputs.buffers, self.table.views, num_rows, num_logits, sampled)
 
 
-class _Clock:
-    """Host seconds of the step's parts, each from the mark before it to its own."""
-
-    __slots__ = ("_last", "seconds")
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = perf_counter()
-
-    def mark(self, part: str) -> None:
-        now = perf_counter()
-        self.seconds[part] = now - self._last
-        self._last = now
+def _arrived(clock: StepClock, collect: Callable[[Any], StepOutput], value: Any) -> StepOutput:
+    """The output of a step that the host has waited for."""
+    clock.mark("wait", then="post")
+    return collect(value)

@@ -25,9 +25,9 @@ def _no_range(name: str) -> AbstractContextManager[Any]:
 
 
 class StepClock:
-    """Host seconds of the parts of one step, each from the mark before it to its own.
+    """Host seconds of the parts of one step, each from the mark before it to its own; a part may come again.
 
-    The part that begins is a range in a trace; it ends with its mark, or with `pause` where it goes on later.
+    The part that begins is a range in a trace; it ends with its mark.
     """
 
     __slots__ = ("_last", "_range", "_ranges", "seconds")
@@ -42,16 +42,12 @@ class StepClock:
     def mark(self, part: str, then: str | None = None) -> None:
         """`part` ends here; `then` names the one that begins, if it is to be a range."""
         now = perf_counter()
-        self.seconds[part] = now - self._last
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
         self._last = now
-        self.pause()
-        if then is not None:
-            self._begin(then)
-
-    def pause(self) -> None:
-        """Ends the range of the part that runs; its time goes on."""
         self._range.__exit__(None, None, None)
         self._range = _NOTHING
+        if then is not None:
+            self._begin(then)
 
     def _begin(self, part: str) -> None:
         self._range = self._ranges(part)
