@@ -67,6 +67,8 @@ def build_chosen(choice: Choice, plugins: Registry, loaded: Loaded | None = None
 
 def _load(choice: Choice) -> Loaded:
     """The model with its weights, and the attention layers that it declared."""
+    from torch import OutOfMemoryError
+
     backend, checkpoint, target = choice.backend, choice.checkpoint, choice.model.target
     seed = choice.config.engine.seed or 0
     weights = choice.loader.open(checkpoint, dtype=backend.dtype, device=backend.device, seed=seed)
@@ -74,6 +76,11 @@ def _load(choice: Choice) -> Loaded:
         ctx = ModelContext(backend, weights, backend.dtype, backend.device, choice.max_model_len)
         model: Model = target(checkpoint.config, ctx)
         left = [n for n in weights.unused() if not any(re.search(p, n) for p in target.ignored_weights)]
+    except OutOfMemoryError as error:
+        raise ConfigError(
+            f"model.path={checkpoint.location}: the weights in {str(backend.dtype).removeprefix('torch.')} do not fit "
+            f"into the memory of {backend.device} ({first_line(error)}). Free memory there, or use a smaller model"
+        ) from error
     finally:
         weights.close()
     if left:

@@ -7,6 +7,7 @@ import sys
 import threading
 
 import pytest
+import torch
 
 from framework import LLM, AsyncLLM, SamplingParams
 from framework.config import Config, EngineOptions, ModelConfig, compose
@@ -87,6 +88,16 @@ def test_pool_that_the_system_does_not_give_is_a_config_error(folders, monkeypat
         ConfigError, match=r"kv_cache\.num_blocks=16 wants 0\.0 GB, which the system does not give \(.*all"
     ):
         LLM(folders["chain"], overrides=[*SMALL, "kv_cache.num_blocks=16"])
+
+
+def test_weights_that_the_device_has_no_memory_for_are_a_config_error(folders, monkeypatch):
+    def fail(*_):
+        raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB, of which 1.00 GiB is free.\nat line 5")
+
+    monkeypatch.setattr("framework_backends.cpu.CpuBackend.pack_linear", fail)
+    text = r"the weights in float32 do not fit into the memory of cpu \(Tried to allocate 2\.00 GiB, of which 1\.00 GiB"
+    with pytest.raises(ConfigError, match=text):
+        LLM(folders["chain"], overrides=[*SMALL, "engine.dtype=float32"])
 
 
 def test_pool_may_be_smaller_than_max_model_len(folders):
