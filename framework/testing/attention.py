@@ -22,6 +22,7 @@ class AttentionCase:
 
     computed, scheduled  tokens of each request before this step, and in it; (0, 0) is a padding row
     padding_tokens       tokens behind the last request's, which write to the null block
+    blocks_ahead         blocks that each request holds beyond its length, as for the rest of a prompt
     """
 
     name: str
@@ -32,6 +33,7 @@ class AttentionCase:
     head_dim: int = 16
     window: int | None = None
     padding_tokens: int = 0
+    blocks_ahead: int = 0
 
     @property
     def seq_lens(self) -> tuple[int, ...]:
@@ -61,9 +63,22 @@ CASES = (
     AttentionCase("every_head_its_own_keys", (9, 50), (1, 12), num_heads=4, num_kv_heads=4),
     AttentionCase("one_kv_head", (9, 50), (1, 12), num_heads=8, num_kv_heads=1),
     AttentionCase("wide_heads", (30, 0), (1, 20), num_heads=2, num_kv_heads=1, head_dim=80),
+    AttentionCase("heads_of_64", (30, 0, 64), (1, 20, 1), num_heads=4, num_kv_heads=2, head_dim=64),
+    AttentionCase("heads_of_96", (30, 0), (1, 20), num_heads=3, num_kv_heads=1, head_dim=96),
+    AttentionCase("heads_of_128", (30, 9), (1, 20), num_heads=8, num_kv_heads=2, head_dim=128),
+    AttentionCase("heads_of_256", (30, 0), (1, 12), num_heads=2, num_kv_heads=1, head_dim=256),
+    AttentionCase("five_heads_a_kv_head", (33, 20), (1, 9), num_heads=10, num_kv_heads=2),
+    AttentionCase("blocks_held_ahead", (40, 12, 0), (1, 9, 20), blocks_ahead=2),
     AttentionCase("window", (40, 10, 0), (1, 30, 50), window=24),
     AttentionCase("window_of_one", (5, 0), (1, 4), window=1),
 )
+LONG_CASES = (
+    AttentionCase("decodes_of_32k", (32767, 9000, 3), (1, 1, 1), num_heads=8, num_kv_heads=2, head_dim=128),
+    AttentionCase("chunk_on_a_prefix_of_16k", (16000, 20000), (150, 1), num_heads=8, num_kv_heads=2, head_dim=128),
+    AttentionCase("whole_prompt_of_2k", (0,), (2100,), num_heads=8, num_kv_heads=2, head_dim=128),
+    AttentionCase("window_in_32k", (32000, 5000), (1, 200), num_heads=4, num_kv_heads=1, head_dim=64, window=1000),
+)
+"""Contexts that a device serves in a moment, and the processor does not."""
 
 
 @dataclass
@@ -112,12 +127,13 @@ def _normal(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator
 
 def _tables(case: AttentionCase, block_size: int, generator: torch.Generator) -> tuple[list[int], Tensor, int]:
     counts = [-(-n // block_size) for n in case.seq_lens]
-    num_blocks = sum(counts) + 2
+    held = [count + case.blocks_ahead if count else 0 for count in counts]
+    num_blocks = sum(held) + 2
     blocks = iter((torch.randperm(num_blocks - 1, generator=generator) + 1).tolist())
     rows = (torch.randperm(len(counts), generator=generator) + 1).tolist()
     rows = [row if count else NULL_ROW for row, count in zip(rows, counts, strict=True)]
-    table = torch.zeros((len(counts) + 1, max(counts) + 3), dtype=torch.int32)  # null behind a request's last block
-    for row, count in zip(rows, counts, strict=True):
+    table = torch.zeros((len(counts) + 1, max(held) + 3), dtype=torch.int32)  # null behind a request's last block
+    for row, count in zip(rows, held, strict=True):
         table[row, :count] = torch.tensor([next(blocks) for _ in range(count)], dtype=torch.int32)
     return rows, table, num_blocks
 

@@ -63,7 +63,8 @@ class _Engine:
     ) -> None:  # fmt: skip
         self.backend: Backend = plugin.backend(dtype)
         self.device = self.backend.device
-        limits = {"max_num_seqs": 64, "max_num_batched_tokens": 4096, "max_model_len": 4096}
+        longest = max(4096, *case.seq_lens, case.num_tokens)
+        limits = {"max_num_seqs": 64, "max_num_batched_tokens": longest, "max_model_len": longest}
         ctx = AttentionContext(self.backend, block_size, dtype, batch_invariant=is_invariant, **limits)
         self.attention = plugin.target(plugin.options, ctx)
         layer = LayerSpec(0, "full", case.num_heads, case.num_kv_heads, case.head_dim, case.head_dim**-0.5, case.window)

@@ -59,7 +59,7 @@ class Step:
     def __init__(self, built, device, block_size=16, *, is_invariant=False, **decode):
         case, dtype = built.case, built.q.dtype
         self.built, self.device = built, device
-        limits = {"max_num_seqs": 64, "max_num_batched_tokens": 4096, "max_model_len": 4096}
+        limits = {"max_num_seqs": 64, "max_num_batched_tokens": 4096, "max_model_len": max(4096, *case.seq_lens)}
         backend = SimpleNamespace(name="tests", device=device)
         ctx = AttentionContext(backend, block_size, dtype, batch_invariant=is_invariant, **limits)
         self.attention = triton_attention.TritonAttention({}, ctx)

@@ -39,8 +39,7 @@ def part(built, computed, end, neighbours=()):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("window", (None, 20))
-@pytest.mark.parametrize("dtype", (torch.float32, torch.float16), ids=str)
+@pytest.mark.parametrize(("window", "dtype"), [(None, torch.float16), (20, torch.float32)])
 def test_bits_depend_neither_on_chunks_nor_on_neighbours(step_of, window, dtype):
     built = build(replace(WHOLE, window=window), 16, dtype)
     whole = step_of(built, is_invariant=True).forward()

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from framework.batch import InputBatch
 from framework.errors import ConfigError
@@ -60,7 +61,7 @@ class TritonAttention:
     """
 
     caps: ClassVar[AttentionCaps] = AttentionCaps(
-        block_sizes=(16, 32, 64, 128, 256), graph="decode", window=True, batch_invariant=True
+        block_sizes=(16, 64, 128), any_block_size=True, graph="decode", window=True, batch_invariant=True
     )
 
     def __init__(self, options: Mapping[str, Any], ctx: AttentionContext) -> None:
@@ -205,19 +206,32 @@ class TritonPlan:
             spec.scale,
             KV_HEADS=spec.num_kv_heads, GROUP=bound.group, ROWS=max(16, group), DIM=spec.head_dim,
             DIM_PAD=owner._dim_pad, BLOCK_SIZE=bound.kv.shape[3], TILE=shape.tile, WINDOW=spec.window or 0,
-            MERGE=merge, DOT_F32=owner.dot_f32, num_warps=shape.num_warps, num_stages=shape.num_stages,
+            MERGE=merge, DOT_F32=owner.dot_f32, EARLY=shape.early, launch_pdl=shape.early > 0,
+            num_warps=shape.num_warps, num_stages=shape.num_stages,
         )  # fmt: skip
 
     def _attend_prompts(self, bound: Layer, new: Projected, out: Tensor) -> None:
         owner, spec, shape = self._owner, bound.spec, self._owner.prompt
         group = triton.next_power_of_2(bound.group)
         prompt_kernel[(self._num_tiles * spec.num_kv_heads,)](
-            new.q, new.q_stride, self._paged(bound), self._table.stride(0), self._tiles, out, spec.scale,
+            new.q, new.q_stride, *self._own(new), self._paged(bound), self._table.stride(0), self._tiles, out,
+            spec.scale,
             KV_HEADS=spec.num_kv_heads, GROUP=bound.group, GROUP_PAD=group, ROWS=owner.tile_queries * group,
             DIM=spec.head_dim, DIM_PAD=owner._dim_pad, BLOCK_SIZE=bound.kv.shape[3], TILE=shape.tile,
-            WINDOW=spec.window or 0, SPLIT=not owner._ctx.batch_invariant, DOT_F32=owner.dot_f32,
+            WINDOW=spec.window or 0, DOT_F32=owner.dot_f32,
             num_warps=shape.num_warps, num_stages=shape.num_stages,
         )  # fmt: skip
+
+    def _own(self, new: Projected) -> tuple[TensorDescriptor | None, TensorDescriptor | None]:
+        """Descriptors of the step's keys and values; None where all are to be read from blocks: for bits that do not
+        depend on the step, with padded tiles, and in float32, whose products leave no registers for a second loop."""
+        owner = self._owner
+        if owner._ctx.batch_invariant or owner._dim != owner._dim_pad or owner._ctx.dtype is torch.float32:
+            return None, None
+        tile = [owner.prompt.tile, owner._dim]
+        shape = [len(new.k), owner._kv_heads * owner._dim]
+        k = TensorDescriptor(new.k, shape, [new.k_stride, 1], tile)
+        return k, TensorDescriptor(new.v, shape, [new.v_stride, 1], tile)
 
     def _write(self, bound: Layer, new: Projected, turning: Turning, positions: Tensor | None) -> None:
         spec, owner = bound.spec, self._owner

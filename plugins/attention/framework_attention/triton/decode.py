@@ -15,8 +15,9 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from framework_attention.triton.heads import turned
+from framework_attention.triton.heads import angles, loaded, turned
 from framework_attention.triton.merge import keep_part, merged
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -37,6 +38,7 @@ def decode_kernel(
     new, turning, paged, columns, items, parts_at, arrived, out, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, MERGE: tl.constexpr, DOT_F32: tl.constexpr,
+    EARLY: tl.constexpr = 0,
 ):  # fmt: skip
     """Grid (items * KV_HEADS,). out [T, Hq, D].
 
@@ -51,32 +53,43 @@ def decode_kernel(
     part, token, table_row = tl.load(record + 1), tl.load(record + 2), tl.load(record + 3)
     begin, end, length = tl.load(record + 4), tl.load(record + 5), tl.load(record + 6)
     stored: tl.constexpr = paged.kv.dtype.element_ty
+    table = paged.table + table_row.to(tl.int64) * columns
+    block = blocks_of(table, begin, end, BLOCK_SIZE, TILE)
+    if EARLY > 0:
+        gdc_wait()
+    if EARLY > 1:
+        gdc_launch_dependents()
     d, member = tl.arange(0, DIM_PAD), tl.arange(0, ROWS)
     is_member = member < GROUP
     query_head = head * GROUP + member
     is_last = (part == parts - 1) & (length > 0)
-    where = new.q + token.to(tl.int64) * new.q_stride + query_head * DIM
-    q = turned(where[:, None], turning.q_weight, turning, length - 1, is_member[:, None], DIM, DIM_PAD)
-    k, v = _enter(new, turning, paged, token, head, length - 1, is_last, KV_HEADS, DIM, DIM_PAD, BLOCK_SIZE)
+    # Only the program of the last part has the token's own key and value; in the others they are 0.
+    one = (tl.zeros([1, 1], tl.int32) == 0) & is_last
+    at_q = new.q + token.to(tl.int64) * new.q_stride + query_head[:, None] * DIM
+    at_k = new.k + token.to(tl.int64) * new.k_stride + head * DIM + tl.zeros([1, 1], tl.int32)
+    at_v = new.v + token.to(tl.int64) * new.v_stride + head * DIM + d[None, :]
+    in_dim = (d < DIM)[None, :]
+    raw_q = loaded(at_q, turning.q_weight, turning, is_member[:, None], DIM, DIM_PAD)
+    raw_k = loaded(at_k, turning.k_weight, turning, one, DIM, DIM_PAD)
+    v = tl.load(at_v, mask=one & in_dim, other=0.0)
+    slot = tl.load(new.slots + token)
+    cos, sin = angles(turning, length - 1, DIM, DIM_PAD)
+    q = turned(raw_q, turning.q_weight, turning, cos, sin, DIM)
+    k = turned(raw_k, turning.k_weight, turning, cos, sin, DIM)
+    _write(paged, slot, head, d[None, :], one & in_dim, k.to(stored), v, KV_HEADS, DIM, BLOCK_SIZE)
     scale_2 = scale * LOG2_E
     top = tl.where(is_last, tl.sum(q * k, axis=1) * scale_2, float("-inf"))
     mass = tl.where(is_last, 1.0, 0.0) + tl.zeros([ROWS], tl.float32)
-    total = tl.zeros([ROWS, DIM_PAD], tl.float32) + v
+    total = tl.zeros([ROWS, DIM_PAD], tl.float32) + v.to(tl.float32)
     q = q if DOT_F32 else q.to(stored)
     keys = paged.kv + head * (BLOCK_SIZE * DIM) + d[None, :]
-    in_dim = (d < DIM)[None, :]
-    table = paged.table + table_row.to(tl.int64) * columns
     for start in range(begin, end, TILE):
         at = start + tl.arange(0, TILE)
         is_key = at < end
         if WINDOW > 0:
             is_key = is_key & (at >= length - WINDOW)
-        if BLOCK_SIZE % TILE == 0:
-            block = tl.load(table + start // BLOCK_SIZE).to(tl.int64)
-            place = block * (2 * KV_HEADS * BLOCK_SIZE * DIM) + (start % BLOCK_SIZE + tl.arange(0, TILE)) * DIM
-        else:
-            block = tl.load(table + at // BLOCK_SIZE, mask=at < end, other=0).to(tl.int64)
-            place = block * (2 * KV_HEADS * BLOCK_SIZE * DIM) + (at % BLOCK_SIZE) * DIM
+        place = block.to(tl.int64) * (2 * KV_HEADS * BLOCK_SIZE * DIM) + (at % BLOCK_SIZE) * DIM
+        block = blocks_of(table, start + TILE, end, BLOCK_SIZE, TILE)  # a turn ahead of its keys
         mask = is_key[:, None] & in_dim
         k_tile = tl.load(keys + place[:, None], mask=mask, other=0.0)
         v_tile = tl.load(keys + place[:, None] + KV_HEADS * BLOCK_SIZE * DIM, mask=mask, other=0.0)
@@ -109,22 +122,23 @@ def decode_kernel(
 
 
 @triton.jit
-def _enter(
-    new, turning, paged, token, head, position, is_last,
-    KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+def blocks_of(table, start, end, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Blocks of keys start .. start + TILE: one where a tile lies in one block, else [TILE]; the null block from end
+    on."""
+    if BLOCK_SIZE % TILE == 0:
+        block = tl.load(table + start // BLOCK_SIZE, mask=start < end, other=0)
+    else:
+        at = start + tl.arange(0, TILE)
+        block = tl.load(table + at // BLOCK_SIZE, mask=at < end, other=0)
+    return block
+
+
+@triton.jit
+def _write(
+    paged, slot, head, d, mask, k, v, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr
 ):  # fmt: skip
-    """The token's own key and value, [1, DIM_PAD] float32; written to its slot. 0, and nothing written, but in the
-    program of the last part."""
-    stored: tl.constexpr = paged.kv.dtype.element_ty
-    d = tl.arange(0, DIM_PAD)[None, :]
-    is_in = (tl.zeros([1, 1], tl.int32) == 0) & is_last
-    where = new.k + token.to(tl.int64) * new.k_stride + head * DIM + tl.zeros([1, 1], tl.int32)
-    k = turned(where, turning.k_weight, turning, position, is_in, DIM, DIM_PAD)
-    mask = is_in & (d < DIM)
-    v = tl.load(new.v + token.to(tl.int64) * new.v_stride + head * DIM + d, mask=mask, other=0.0)
-    slot = tl.load(new.slots + token)
-    block = (slot // BLOCK_SIZE).to(tl.int64)
-    to = paged.kv + (block * (2 * KV_HEADS) + head) * (BLOCK_SIZE * DIM) + (slot % BLOCK_SIZE) * DIM + d
-    tl.store(to, k.to(stored), mask=mask)
+    """One token's key and value of a head, [1, DIM_PAD], to its slot."""
+    to = paged.kv + ((slot // BLOCK_SIZE).to(tl.int64) * (2 * KV_HEADS) + head) * (BLOCK_SIZE * DIM)
+    to += (slot % BLOCK_SIZE) * DIM + d
+    tl.store(to, k, mask=mask)
     tl.store(to + KV_HEADS * BLOCK_SIZE * DIM, v, mask=mask)
-    return k, v.to(tl.float32)

@@ -43,39 +43,49 @@ class Turning(NamedTuple):
 
 
 @triton.jit
-def turned(heads, weight, turning, position, is_in, DIM: tl.constexpr, DIM_PAD: tl.constexpr):
-    """Heads at pointers `heads` [n, 1], normalised and rotated: [n, DIM_PAD] float32, rounded to their dtype.
+def angles(turning, position, DIM: tl.constexpr, DIM_PAD: tl.constexpr):
+    """(cosines, sines) [1, DIM_PAD] float32 of a position; zeros without a rotation."""
+    d = tl.arange(0, DIM_PAD)[None, :]
+    cos, sin = tl.zeros([1, DIM_PAD], tl.float32), tl.zeros([1, DIM_PAD], tl.float32)
+    if turning.table is not None:
+        row = turning.table + position.to(tl.int64) * (2 * DIM) + d
+        cos, sin = tl.load(row, mask=d < DIM, other=0.0), tl.load(row + DIM, mask=d < DIM, other=0.0)
+    return cos, sin
+
+
+@triton.jit
+def loaded(heads, weight, turning, is_in, DIM: tl.constexpr, DIM_PAD: tl.constexpr):
+    """What `turned` takes of heads at pointers `heads` [n, 1]: them, them with their halves swapped, and the weights of
+    both, as stored. Apart from `turned`, so that a kernel has all that it loads on the way before it waits for any.
 
     is_in [n, 1]: heads that exist; others are 0. weight: pointer of the norm's [D] weights, or None.
     """
-    stored: tl.constexpr = heads.dtype.element_ty
     d = tl.arange(0, DIM_PAD)[None, :]
-    inside = d < DIM
-    x = tl.load(heads + d, mask=is_in & inside, other=0.0).to(tl.float32)
-    scale = _scale(x, turning.eps, DIM)
-    if turning.table is None:
-        if weight is not None:
-            x = _normed(x, scale, weight, d, inside)
-    else:
-        swapped = tl.where(d < DIM // 2, d + DIM // 2, d - DIM // 2)
-        y = tl.load(heads + swapped, mask=is_in & inside, other=0.0).to(tl.float32)
-        if weight is not None:
-            x = _normed(x, scale, weight, d, inside)
-            y = _normed(y, scale, weight, swapped, inside)
-        row = turning.table + position.to(tl.int64) * (2 * DIM) + d
-        cos, sin = tl.load(row, mask=inside, other=0.0), tl.load(row + DIM, mask=inside, other=0.0)
+    swapped = tl.where(d < DIM // 2, d + DIM // 2, d - DIM // 2)
+    x = tl.load(heads + d, mask=is_in & (d < DIM), other=0.0)
+    y, w, w_y = x, x, x
+    if turning.table is not None:
+        y = tl.load(heads + swapped, mask=is_in & (d < DIM), other=0.0)
+    if weight is not None:
+        w = tl.load(weight + d, mask=d < DIM, other=0.0)
+        w_y = tl.load(weight + swapped, mask=d < DIM, other=0.0)
+    return x, y, w, w_y
+
+
+@triton.jit
+def turned(raw, weight, turning, cos, sin, DIM: tl.constexpr):
+    """The heads that `loaded` gave, normalised and rotated: [n, DIM_PAD] float32, rounded to their dtype.
+
+    weight and the table only tell whether there are norms and a rotation.
+    """
+    x, y, w, w_y = raw
+    stored: tl.constexpr = x.dtype
+    x, y = x.to(tl.float32), y.to(tl.float32)
+    if weight is not None:
+        # The quotient is rounded before the product with the weight, and that again.
+        scale = tl.rsqrt(tl.sum(x * x, axis=1) / DIM + turning.eps)[:, None]
+        x = (w.to(tl.float32) * (x * scale).to(stored).to(tl.float32)).to(stored).to(tl.float32)
+        y = (w_y.to(tl.float32) * (y * scale).to(stored).to(tl.float32)).to(stored).to(tl.float32)
+    if turning.table is not None:
         x = (x * cos + y * sin).to(stored).to(tl.float32)
     return x
-
-
-@triton.jit
-def _scale(x, eps, DIM: tl.constexpr):
-    return tl.rsqrt(tl.sum(x * x, axis=1) / DIM + eps)[:, None]
-
-
-@triton.jit
-def _normed(x, scale, weight, d, inside):
-    """The quotient is rounded before the product with the weight, and that again."""
-    stored: tl.constexpr = weight.dtype.element_ty
-    w = tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)
-    return (w * (x * scale).to(stored).to(tl.float32)).to(stored).to(tl.float32)

@@ -18,7 +18,7 @@ from torch import Tensor
 WIDTH = 8
 """int32 values of a record. Of an item: parts, part, token, table row, first key, end of keys, length, not used; parts
 = 0 marks a record that is not used. Keys are those in the cache: the token's own is not among them. Of a tile: queries,
-first token, table row, position of the first query, and zeros."""
+first token, table row, position of the first query, keys of earlier steps."""
 
 
 class StepRows(NamedTuple):
@@ -106,3 +106,4 @@ def _list_tiles(tiles, queries, token, table_row, length, QUERIES: tl.constexpr,
         tl.store(record + 1, token + start, mask=is_tile)
         tl.store(record + 2, table_row, mask=is_tile)
         tl.store(record + 3, length - queries + start, mask=is_tile)
+        tl.store(record + 4, length - queries, mask=is_tile)

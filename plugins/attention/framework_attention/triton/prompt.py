@@ -1,9 +1,10 @@
 """Attention of several queries a request: prompts, chunks on a cached prefix, and every query of `batch_invariant`.
 
 A program has a tile: some consecutive queries of one request with all heads of one KV head, as rows of one matrix
-product, over the keys in the cache from the first readable one on, tile by tile at fixed positions. What a row of the
-product gives depends neither on the other rows nor on how many keys the tile's last query sees: keys behind a query
-are masked, and a tile of masked keys leaves every number as it was. Called by `attention`.
+product, over their keys tile by tile. Keys of earlier steps are read from their blocks, those of this step from its own
+projections, where they lie in one piece. With `batch_invariant` all are read from blocks, in tiles at fixed positions:
+what a row of the product gives then depends neither on the other rows nor on how many keys the tile's last query sees,
+since keys behind a query are masked, and a tile of masked keys leaves every number as it was. Called by `attention`.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -13,36 +14,34 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from framework_attention.triton.decode import LOG2_E
+from framework_attention.triton.decode import LOG2_E, blocks_of
 
 
 @triton.jit
 def prompt_kernel(
-    q, q_stride, paged, columns, tiles, out, scale,
+    q, q_stride, own_k, own_v, paged, columns, tiles, out, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
-    SPLIT: tl.constexpr, DOT_F32: tl.constexpr,
+    DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, DOT_F32: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles * KV_HEADS,). q, out [T, Hq, D]; rotated, and the step's keys and values are in the cache.
 
-    ROWS rows: row r is head r % GROUP_PAD of query r // GROUP_PAD. SPLIT: keys that every query of the tile reads are
-    attended without masks; False gives each query the same operations in every tile, so the same bits
+    own_k, own_v  tensor descriptors of the step's keys and values, [T, Hk * D] in tiles [TILE, D]; None: all keys are
+                  read from blocks, and each query gets the same operations in every tile, so the same bits
+    ROWS          row r is head r % GROUP_PAD of query r // GROUP_PAD
     """
     index, head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
     record = tiles + index * 8
-    queries, token, table_row, first = (
-        tl.load(record), tl.load(record + 1), tl.load(record + 2), tl.load(record + 3)
-    )  # fmt: skip
+    queries, token, table_row = tl.load(record), tl.load(record + 1), tl.load(record + 2)
+    first, computed = tl.load(record + 3), tl.load(record + 4)
     stored: tl.constexpr = paged.kv.dtype.element_ty
     row, d = tl.arange(0, ROWS), tl.arange(0, DIM_PAD)
     query, member = row // GROUP_PAD, row % GROUP_PAD
-    is_row = (query < queries) & (member < GROUP)
-    in_dim = (d < DIM)[None, :]
+    is_row = ((query < queries) & (member < GROUP))[:, None] & (d < DIM)[None, :]
     query_head = head * GROUP + member
     at_q = q + (token + query).to(tl.int64)[:, None] * q_stride + query_head[:, None] * DIM + d[None, :]
-    queries_of_rows = tl.load(at_q, mask=is_row[:, None] & in_dim, other=0.0)
+    rows = tl.load(at_q, mask=is_row, other=0.0)
     if DOT_F32:
-        queries_of_rows = queries_of_rows.to(tl.float32)
+        rows = rows.to(tl.float32)
     position = first + query
     end = first + queries
     begin = 0
@@ -53,72 +52,117 @@ def prompt_kernel(
         tl.zeros([ROWS], tl.float32),
         tl.zeros([ROWS, DIM_PAD], tl.float32),
     )
-    keys = paged.kv + head * (BLOCK_SIZE * DIM) + d[None, :]
+    scale_2 = scale * LOG2_E
     table = paged.table + table_row.to(tl.int64) * columns
-    middle = begin
-    if SPLIT and WINDOW == 0:
-        middle = (first + 1) // TILE * TILE
-        state = _attend(
-            state, queries_of_rows, keys, table, position, begin, middle, scale * LOG2_E, in_dim,
-            KV_HEADS, DIM, BLOCK_SIZE, TILE, WINDOW, False, DOT_F32,
+    blocks = (paged.kv + head * (BLOCK_SIZE * DIM), table)
+    if own_k is None:
+        state = _attend_blocks(
+            state, rows, position, blocks, begin, end, scale_2, KV_HEADS, DIM, DIM_PAD, BLOCK_SIZE, TILE, WINDOW, True,
+            DOT_F32,
         )  # fmt: skip
-    _, mass, total = _attend(
-        state, queries_of_rows, keys, table, position, middle, end, scale * LOG2_E, in_dim,
-        KV_HEADS, DIM, BLOCK_SIZE, TILE, WINDOW, True, DOT_F32,
-    )  # fmt: skip
+    else:
+        whole = begin
+        if WINDOW == 0:
+            whole = computed // TILE * TILE
+            state = _attend_blocks(
+                state, rows, position, blocks, begin, whole, scale_2, KV_HEADS, DIM, DIM_PAD, BLOCK_SIZE, TILE, WINDOW,
+                False, DOT_F32,
+            )  # fmt: skip
+        state = _attend_blocks(
+            state, rows, position, blocks, whole, computed, scale_2, KV_HEADS, DIM, DIM_PAD, BLOCK_SIZE, TILE, WINDOW,
+            True, DOT_F32,
+        )  # fmt: skip
+        start = tl.maximum(begin, computed)
+        ahead = token - first  # token of the batch less its position
+        middle = start
+        if WINDOW == 0:
+            middle = start + (first + 1 - start) // TILE * TILE
+            state = _attend_own(
+                state, rows, position, own_k, own_v, ahead, head * DIM, start, middle, end,
+                scale_2, TILE, WINDOW, False, DOT_F32,
+            )  # fmt: skip
+        state = _attend_own(
+            state, rows, position, own_k, own_v, ahead, head * DIM, middle, end, end,
+            scale_2, TILE, WINDOW, True, DOT_F32,
+        )  # fmt: skip
+    _, mass, total = state
     result = total / tl.where(mass > 0, mass, 1.0)[:, None]
     to = out + (token + query).to(tl.int64)[:, None] * (KV_HEADS * GROUP * DIM) + query_head[:, None] * DIM
-    tl.store(to + d[None, :], result.to(stored), mask=is_row[:, None] & in_dim)
+    tl.store(to + d[None, :], result.to(stored), mask=is_row)
 
 
 @triton.jit
-def _attend(
-    state, q, keys, table, position, begin, end, scale_2, in_dim,
-    KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
-    MASKED: tl.constexpr, DOT_F32: tl.constexpr,
+def _attend_blocks(
+    state, q, position, blocks, begin, end, scale_2,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    WINDOW: tl.constexpr, MASKED: tl.constexpr, DOT_F32: tl.constexpr,
 ):  # fmt: skip
-    """The softmax's (top, mass, total), moved on over keys begin .. end. Without masks end - begin is whole tiles."""
-    stored: tl.constexpr = keys.dtype.element_ty
+    """The softmax's (top, mass, total), moved on over cached keys begin .. end, begin at a multiple of TILE.
+
+    MASKED False: they are whole tiles, and every query reads them all
+    """
+    kv, table = blocks
+    top, mass, total = state
+    d = tl.arange(0, DIM_PAD)[None, :]
+    in_dim = d < DIM
+    block = blocks_of(table, begin, end, BLOCK_SIZE, TILE)
+    for start in range(begin, end, TILE):
+        at = start + tl.arange(0, TILE)
+        place = block.to(tl.int64) * (2 * KV_HEADS * BLOCK_SIZE * DIM) + (at % BLOCK_SIZE) * DIM
+        block = blocks_of(table, start + TILE, end, BLOCK_SIZE, TILE)  # a turn ahead of its keys
+        keys = kv + place[:, None] + d
+        mask = in_dim
+        if MASKED:
+            mask = (at < end)[:, None] & in_dim
+        k = tl.load(keys, mask=mask, other=0.0)
+        v = tl.load(keys + KV_HEADS * BLOCK_SIZE * DIM, mask=mask, other=0.0)
+        top, mass, total = _turn(top, mass, total, q, k, v, at, position, end, scale_2, WINDOW, MASKED, DOT_F32)
+    return top, mass, total
+
+
+@triton.jit
+def _attend_own(
+    state, q, position, own_k, own_v, ahead, column, begin, end, last, scale_2,
+    TILE: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, DOT_F32: tl.constexpr,
+):  # fmt: skip
+    """As `_attend_blocks` over keys begin .. end of the step's own, of which key j is token j + ahead of the batch."""
     top, mass, total = state
     for start in range(begin, end, TILE):
         at = start + tl.arange(0, TILE)
-        if BLOCK_SIZE % TILE == 0:
-            block = tl.load(table + start // BLOCK_SIZE).to(tl.int64)
-            place = block * (2 * KV_HEADS * BLOCK_SIZE * DIM) + (start % BLOCK_SIZE + tl.arange(0, TILE)) * DIM
-        elif MASKED:
-            block = tl.load(table + at // BLOCK_SIZE, mask=at < end, other=0).to(tl.int64)
-            place = block * (2 * KV_HEADS * BLOCK_SIZE * DIM) + (at % BLOCK_SIZE) * DIM
-        else:
-            block = tl.load(table + at // BLOCK_SIZE).to(tl.int64)
-            place = block * (2 * KV_HEADS * BLOCK_SIZE * DIM) + (at % BLOCK_SIZE) * DIM
-        values = keys + KV_HEADS * BLOCK_SIZE * DIM
-        if MASKED:
-            mask = (at < end)[:, None] & in_dim
-            k = tl.load(keys + place[:, None], mask=mask, other=0.0)
-            v = tl.load(values + place[:, None], mask=mask, other=0.0)
-        else:
-            k = tl.load(keys + place[:, None], mask=in_dim, other=0.0)
-            v = tl.load(values + place[:, None], mask=in_dim, other=0.0)
-        if DOT_F32:
-            scores = tl.dot(q, tl.trans(k.to(tl.float32)), input_precision="ieee") * scale_2
-        else:
-            scores = tl.dot(q, tl.trans(k)) * scale_2
-        if MASKED:
-            readable = at[None, :] <= position[:, None]
-            if WINDOW > 0:
-                readable = readable & (at[None, :] > position[:, None] - WINDOW)
-            scores = tl.where(readable, scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, axis=1))
-        base = new_top
-        if MASKED:  # no key so far: -inf - -inf is not a number
-            base = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weights = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(top - base)
-        mass = mass * shrink + tl.sum(weights, axis=1)
-        if DOT_F32:
-            weights = weights.to(stored).to(tl.float32)
-            total = tl.dot(weights, v.to(tl.float32), total * shrink[:, None], input_precision="ieee")
-        else:
-            total = tl.dot(weights.to(stored), v, total * shrink[:, None])
-        top = new_top
+        k = own_k.load([start + ahead, column])
+        v = own_v.load([start + ahead, column])
+        if MASKED:  # tokens behind the last are another request's, and whatever they hold must not count
+            v = tl.where((at < last)[:, None], v, 0.0)
+        top, mass, total = _turn(top, mass, total, q, k, v, at, position, last, scale_2, WINDOW, MASKED, DOT_F32)
     return top, mass, total
+
+
+@triton.jit
+def _turn(
+    top, mass, total, q, k, v, at, position, end, scale_2,
+    WINDOW: tl.constexpr, MASKED: tl.constexpr, DOT_F32: tl.constexpr,
+):  # fmt: skip
+    """The softmax's numbers, moved on over the keys k, values v [TILE, D] at positions `at`."""
+    stored: tl.constexpr = k.dtype
+    if DOT_F32:
+        scores = tl.dot(q, tl.trans(k.to(tl.float32)), input_precision="ieee") * scale_2
+    else:
+        scores = tl.dot(q, tl.trans(k)) * scale_2
+    if MASKED:
+        readable = (at[None, :] <= position[:, None]) & (at < end)[None, :]
+        if WINDOW > 0:
+            readable = readable & (at[None, :] > position[:, None] - WINDOW)
+        scores = tl.where(readable, scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, axis=1))
+    base = new_top
+    if MASKED:  # no key so far: -inf - -inf is not a number
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+    weights = tl.exp2(scores - base[:, None])
+    shrink = tl.exp2(top - base)
+    mass = mass * shrink + tl.sum(weights, axis=1)
+    if DOT_F32:
+        weights = weights.to(stored).to(tl.float32)
+        total = tl.dot(weights, v.to(tl.float32), total * shrink[:, None], input_precision="ieee")
+    else:
+        total = tl.dot(weights.to(stored), v, total * shrink[:, None])
+    return new_top, mass, total

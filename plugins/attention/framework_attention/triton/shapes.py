@@ -18,6 +18,7 @@ class DecodeShape:
     num_stages: int
     programs_per_sm: int = 2
     min_keys: int = 64
+    early: int = 0
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,13 @@ class PromptShape:
 
 
 def decode_shape(dtype: torch.dtype, dim_pad: int) -> DecodeShape:
-    """A tile of keys and values is 32 KiB at most, so that two or three stages of two programs fit a multiprocessor."""
+    """A tile of keys and values is 32 KiB, of which two are on the way: three programs fit a multiprocessor."""
     if dtype is torch.float32:
-        return DecodeShape(32 if dim_pad <= 128 else 16, 4, 2)
-    return DecodeShape(64 if dim_pad <= 128 else 32, 4, 3)
+        return DecodeShape(32, 8, 3) if dim_pad <= 128 else DecodeShape(16, 4, 3)
+    return DecodeShape(64 if dim_pad <= 128 else 32, 2 if dim_pad <= 128 else 4, 3)
 
 
 def prompt_shape(dtype: torch.dtype, dim_pad: int) -> PromptShape:
     if dtype is torch.float32:
-        return PromptShape(64, 32, 4, 2) if dim_pad <= 128 else PromptShape(32, 16, 4, 1)
-    return PromptShape(128, 64, 8, 3) if dim_pad <= 128 else PromptShape(128, 32, 8, 2)
+        return PromptShape(64, 32, 8, 2) if dim_pad <= 128 else PromptShape(16, 16, 4, 2)
+    return PromptShape(128, 64, 8, 3) if dim_pad <= 128 else PromptShape(64, 32, 4, 3)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from framework_attention.triton.heads import turned
+from framework_attention.triton.heads import angles, loaded, turned
 
 
 @triton.jit
@@ -29,23 +29,26 @@ def write_kernel(
     stored: tl.constexpr = kv.dtype.element_ty
     d = tl.arange(0, DIM_PAD)[None, :]
     in_dim = d < DIM
-    position = 0
+    slot = tl.load(new.slots + token)
+    position = slot
     if positions is not None:
         position = tl.load(positions + token)
+    cos, sin = angles(turning, position, DIM, DIM_PAD)
     if part < QUERY_BLOCKS:
         query_head = (part * BLOCK + tl.arange(0, BLOCK))[:, None]
         at_q = new.q + token * new.q_stride + query_head * DIM
-        q = turned(at_q, turning.q_weight, turning, position, query_head < HEADS, DIM, DIM_PAD)
+        raw_q = loaded(at_q, turning.q_weight, turning, query_head < HEADS, DIM, DIM_PAD)
+        q = turned(raw_q, turning.q_weight, turning, cos, sin, DIM)
         tl.debug_barrier()  # a head is read with its halves swapped before it is overwritten
         tl.store(at_q + d, q.to(stored), mask=(query_head < HEADS) & in_dim)
     else:
         head = ((part - QUERY_BLOCKS) * KV_BLOCK + tl.arange(0, KV_BLOCK))[:, None]
         is_head = head < KV_HEADS
-        slot = tl.load(new.slots + token)
         to = kv + ((slot // BLOCK_SIZE).to(tl.int64) * (2 * KV_HEADS) + head) * (BLOCK_SIZE * DIM)
         to += (slot % BLOCK_SIZE) * DIM + d
         at = new.k + token * new.k_stride + head * DIM
-        k = turned(at, turning.k_weight, turning, position, is_head, DIM, DIM_PAD).to(stored)
+        raw = loaded(at, turning.k_weight, turning, is_head, DIM, DIM_PAD)
+        k = turned(raw, turning.k_weight, turning, cos, sin, DIM).to(stored)
         tl.debug_barrier()
         tl.store(to, k, mask=is_head & in_dim)
         if positions is not None:

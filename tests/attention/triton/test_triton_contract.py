@@ -1,0 +1,37 @@
+"""The contract suite of attention plugins on `triton`: the whole table on a device, a few rows in the interpreter."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from framework.testing import attention_suite
+from framework.testing.attention import CASES, LONG_CASES
+from framework.testing.attention_suite import AttentionPlugin, check_attention
+
+FEW = ("decodes_and_chunks_mixed", "padding_rows_and_tokens", "two_tokens_over_a_block_border")
+
+
+@pytest.fixture
+def plugin(device):
+    from framework_attention.triton.attention import TritonAttention
+
+    def allocate_kv(specs, num_blocks):
+        shapes = [[num_blocks if size == -1 else size for size in spec.shape] for spec in specs]
+        return [torch.zeros(shape, dtype=spec.dtype, device=device) for shape, spec in zip(shapes, specs, strict=True)]
+
+    backend = SimpleNamespace(name="tests", device=device, allocate_kv=allocate_kv)
+    return AttentionPlugin(TritonAttention, lambda dtype: backend)
+
+
+def test_contract_suite_passes(plugin, device, monkeypatch):
+    if device.type == "cpu":
+        monkeypatch.setattr(attention_suite, "CASES", [case for case in CASES if case.name in FEW])
+        monkeypatch.setattr(attention_suite, "MIXED", ("two_tokens_over_a_block_border",))
+    check_attention(plugin)
+
+
+@pytest.mark.cuda
+def test_long_contexts_equal_the_reference_on_a_device(plugin, monkeypatch):
+    monkeypatch.setattr(attention_suite, "CASES", LONG_CASES)
+    attention_suite.check_output_equals_the_reference(plugin)
