@@ -1,0 +1,203 @@
+"""Dense products on a CUDA device: which kernel multiplies how many rows by a weight of which shape.
+
+A product of few rows is bound by reading the weight and runs in a kernel of ours, with norm, residual, bias and gate in
+the same launch; many rows run in cuBLAS between elementwise kernels. One copy of the weight, as the checkpoint has it,
+serves both. Batch-invariant products keep one order of summation for any number of rows. The kernels are in `triton`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional
+
+from framework.interfaces import Linear
+from framework_backends.triton import activations, norms
+from framework_backends.triton.launches import launch_words, launches_dependent
+from framework_backends.triton.matrices import matrix_kernel
+from framework_backends.triton.products import Row, Target, few_rows_kernel, gemv_kernel
+
+FEW = 16
+"""Rows of one matrix instruction: up to here more rows cost `few_rows_kernel` next to nothing."""
+
+
+class CudaLinearPacker:
+    """`Backend.pack_linear` of a CUDA device: products that are fast, or whose rows do not depend on their number."""
+
+    def __init__(self, batch_invariant: bool) -> None:
+        self._batch_invariant = batch_invariant
+        self._dependent = launches_dependent()
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """A product [T, in] -> [T, out] of weight [out, in]; the fast ones have `interfaces.FusesNorm` as well."""
+        weight = weight.contiguous()
+        if self._batch_invariant:
+            return InvariantLinear(weight, bias, dependent=self._dependent)
+        return CudaLinear(weight, bias, choose_tiles(weight.dtype, *weight.shape), dependent=self._dependent)
+
+
+# -------------------------------------------------------------------------------------------------------- fast products
+
+
+@dataclass(frozen=True)
+class RowTiles:
+    """How `gemv_kernel` shares out a weight: outputs to a program, columns to a piece, pieces asked for ahead."""
+
+    outputs: int
+    columns: int
+    warps: int
+    ahead: int
+
+
+@dataclass(frozen=True)
+class FewTiles:
+    """How `few_rows_kernel` shares out a weight: rows of it to a program, warps that share out the columns of a piece,
+    32 times `blocks` to each, and pieces asked for ahead."""
+
+    rows: int
+    warps: int
+    blocks: int
+    ahead: int
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tiles for one row, and for 2 to FEW rows; None where torch multiplies."""
+
+    one: RowTiles | None = None
+    few: FewTiles | None = None
+
+
+def choose_tiles(dtype: torch.dtype, rows: int, columns: int) -> Tiles:
+    """Tiles for a weight [rows, columns] of 16 bits, if its rows begin at vectors of 16 bytes; none for others."""
+    if dtype.itemsize != 2 or columns % 8:
+        return Tiles()
+    piece = min(1024, triton.next_power_of_2(columns))
+    return Tiles(RowTiles(4, piece, warps=4, ahead=4), FewTiles(16, 4, 8, 2) if columns < 4096 else None)
+
+
+class CudaLinear:
+    """A product that takes its neighbours into its launch: `interfaces.Linear` and `interfaces.FusesNorm`.
+
+    One row takes residual, norm, bias and gate along; 2 to FEW rows bias and gate, behind a launch for the norm.
+    """
+
+    __slots__ = ("_bias", "_dependent", "_tiles", "_weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, tiles: Tiles, *, dependent: bool) -> None:
+        self._weight, self._bias, self._tiles, self._dependent = weight, bias, tiles, dependent
+
+    def __call__(self, x: Tensor) -> Tensor:
+        product = self._in_one_launch(x, gated=False)
+        return functional.linear(x, self._weight, self._bias) if product is None else product
+
+    def after_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """See `interfaces.FusesNorm`."""
+        if len(x) == 1 and self._tiles.one is not None:
+            return self._one_after_norm(self._tiles.one, x, residual, weight, eps, gated=False)
+        normed, stream = self._norm(x, residual, weight, eps)
+        return self(normed), stream
+
+    def gated_after_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """See `interfaces.FusesNorm`."""
+        if len(x) == 1 and self._tiles.one is not None:
+            return self._one_after_norm(self._tiles.one, x, residual, weight, eps, gated=True)
+        normed, stream = self._norm(x, residual, weight, eps)
+        product = self._in_one_launch(normed, gated=True)
+        if product is None:
+            product = activations.silu_and_mul(self(normed), dependent=self._dependent)
+        return product, stream
+
+    def _in_one_launch(self, x: Tensor, *, gated: bool) -> Tensor | None:
+        """The product by a kernel of ours; None where there are too many rows, or no tiles."""
+        assert x.stride(1) == 1, f"rows must be contiguous, strides are {x.stride()}"
+        if len(x) == 1 and self._tiles.one is not None:
+            return self._one(self._tiles.one, Row(x, None, None, None, None), gated=gated)
+        if 1 < len(x) <= FEW and self._tiles.few is not None:
+            return self._few(self._tiles.few, x, gated=gated)
+        return None
+
+    def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        if residual is None:
+            return norms.rms_norm(x, weight, eps, dependent=self._dependent), x
+        return norms.add_rms_norm(x, residual, weight, eps, in_place=False, dependent=self._dependent)
+
+    def _one_after_norm(
+        self, tiles: RowTiles, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, gated: bool
+    ) -> tuple[Tensor, Tensor]:
+        if residual is None:
+            return self._one(tiles, Row(x, weight, eps, None, None), gated=gated), x
+        stream = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        return self._one(tiles, Row(x, weight, eps, residual, stream), gated=gated), stream
+
+    def _one(self, tiles: RowTiles, row: Row, *, gated: bool) -> Tensor:
+        y = self._output(1, row.x, gated)
+        gemv_kernel[(triton.cdiv(y.shape[1], tiles.outputs),)](
+            row, Target(self._weight, self._bias, y), N=y.shape[1], K=self._weight.shape[1], BN=tiles.outputs,
+            BK=tiles.columns, AHEAD=tiles.ahead, GATED=gated, num_warps=tiles.warps, **launch_words(self._dependent),
+        )  # fmt: skip
+        return y
+
+    def _few(self, tiles: FewTiles, x: Tensor, *, gated: bool) -> Tensor:
+        y = self._output(len(x), x, gated)
+        few_rows_kernel[(triton.cdiv(self._weight.shape[0], tiles.rows),)](
+            x, x.stride(0), Target(self._weight, self._bias, y), len(x), N=y.shape[1], K=self._weight.shape[1], M=FEW,
+            BN=tiles.rows, SPLIT=tiles.warps, BLOCKS=tiles.blocks, AHEAD=tiles.ahead, GATED=gated,
+            DOT_F32=x.device.type == "cpu", num_warps=tiles.warps, **launch_words(self._dependent),
+        )  # fmt: skip
+        return y
+
+    def _output(self, num_rows: int, x: Tensor, gated: bool) -> Tensor:
+        rows = self._weight.shape[0]
+        return torch.empty(num_rows, rows // 2 if gated else rows, dtype=x.dtype, device=x.device)
+
+
+# --------------------------------------------------------------------------------------------------- invariant products
+
+
+@dataclass(frozen=True)
+class MatrixTiles:
+    """A tile of `matrix_kernel`, [rows, outputs] by `columns` at a time, its warps, and tiles of columns on the way."""
+
+    rows: int
+    outputs: int
+    columns: int
+    warps: int
+    stages: int
+
+
+def choose_matrix_tiles(dtype: torch.dtype, num_rows: int, outputs: int) -> MatrixTiles:
+    """Tiles for num_rows rows of x: those of 16 bits differ in speed and never in bits (`tests/backends/triton`)."""
+    if dtype == torch.float32:
+        return MatrixTiles(64, 64, 32, warps=4, stages=3)
+    if num_rows <= 64:
+        if outputs >= 16384:
+            return MatrixTiles(64, 128, 64, warps=4, stages=4)
+        return MatrixTiles(64, 64, 128, warps=4, stages=4)
+    return MatrixTiles(128, 256, 64, warps=8, stages=3)
+
+
+class InvariantLinear:
+    """A product whose bits for a row do not depend on the other rows. It composes with norms, and takes none."""
+
+    __slots__ = ("_bias", "_dependent", "_weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, dependent: bool) -> None:
+        self._weight, self._bias, self._dependent = weight, bias, dependent
+
+    def __call__(self, x: Tensor) -> Tensor:
+        assert x.stride(1) == 1, f"rows must be contiguous, strides are {x.stride()}"
+        num_rows, (outputs, columns) = len(x), self._weight.shape
+        y = torch.empty(num_rows, outputs, dtype=x.dtype, device=x.device)
+        if num_rows == 0:
+            return y
+        tiles = choose_matrix_tiles(x.dtype, num_rows, outputs)
+        matrix_kernel[(triton.cdiv(num_rows, tiles.rows) * triton.cdiv(outputs, tiles.outputs),)](
+            x, x.stride(0), self._weight, self._bias, y, num_rows, outputs, K=columns, BM=tiles.rows, BN=tiles.outputs,
+            BK=tiles.columns, GROUP=8, DOT_F32=x.dtype == torch.float32 or x.device.type == "cpu",
+            num_warps=tiles.warps, num_stages=tiles.stages, **launch_words(self._dependent),
+        )  # fmt: skip
+        return y
