@@ -36,7 +36,6 @@ def test_a_part_that_fails_leaves_the_figures_of_the_others(figures, tmp_path, c
     told = json.loads((tmp_path / "found.json").read_text())
     assert [one["median"] for one in told["figures"]] == [1.0] and told["errors"] == [failed]
     page = (tmp_path / "found.md").read_text()
-    assert (
-        "- device: some\n" in page and "| a | step | 1 |" in page and "Part b failed: RuntimeError: no memory" in page
-    )
+    for line in ("- device: some", "| a | step | 1 |  | ms |  |  |", failed):
+        assert line in page.splitlines()
     assert capsys.readouterr().out == "| a | step | 1 |  | ms |  |  |\n"
