@@ -48,7 +48,8 @@ CASES: dict[str, dict[str, Any]] = {
     "logprobs 5": {"logprobs": 5},
     "penalties": {"repetition_penalty": 1.1, "presence_penalty": 0.5},
 }
-HOST_PARTS = ("schedule", "rows", "prepare", "update")
+HOST_PARTS = ("schedule", "rows", "prepare", "plan", "forward", "sample", "post", "update")
+"""Of `StepStats.seconds`: all but the wait. A step that is one graph has its launch in `forward`."""
 KERNELS = {
     "attention": r"\b(decode|prompt|items|write)_kernel",
     "matrices": r"gemm|gemv|nvjet|cutlass|splitK|few_rows_kernel|matrix_kernel",
@@ -128,8 +129,8 @@ def decode(llm: Any, batch: int, reps: int) -> list[Figure]:
         gaps += passed[0]
         host += passed[1]
     figures = [Figure("b", f"decode step, batch {batch}", "ms", gaps)]
-    parts = {part: [one.get(part, 0.0) for one in host] for part in (*HOST_PARTS, "rest")}
     figures.append(Figure("b", f"host, batch {batch}", "us", [one["whole"] for one in host]))
+    parts = {part: [one[part] for one in host] for part in host[0] if part != "whole"}
     return figures + [Figure("b", f"host, batch {batch}: {part}", "us", us) for part, us in parts.items()]
 
 
@@ -173,9 +174,10 @@ def wait_for_oldest(engine: Any) -> None:
 
 
 def host_us(whole_s: float, seconds: Mapping[str, float]) -> dict[str, float]:
-    """Microseconds by part. `rest`: the launch, what brings results to the host, and outputs."""
-    us = {part: 1e6 * seconds.get(part, 0.0) for part in HOST_PARTS}
-    return {**us, "whole": 1e6 * whole_s, "rest": 1e6 * whole_s - sum(us.values())}
+    """Microseconds of a call of `engine.step()`, by part. whole: without the wait; outputs: what no part names."""
+    us = {part: 1e6 * seconds[part] for part in HOST_PARTS if part in seconds}
+    whole = 1e6 * (whole_s - seconds.get("wait", 0.0))
+    return {**us, "outputs": whole - sum(us.values()), "whole": whole}
 
 
 def long_prompt(llm: Any) -> list[Figure]:
