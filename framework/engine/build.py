@@ -197,6 +197,9 @@ def _assemble(choice: Choice, loaded: Loaded, kv: _KVMemory, plugins: Registry, 
         connector=connector,
     )
     choice.seconds.update(warm_up(runner))
+    limits = choice.config.scheduler.max_num_seqs, choice.max_num_batched_tokens
+    if not runner.num_padded and choice.backend.buckets(*limits):
+        _log.warning("attention=%s cannot be captured: every step is launched piece by piece", choice.attention.name)
     executor, max_in_flight = _executor(choice, runner)
     core = EngineCore(_scheduler(choice, kv, max_in_flight, connector), executor, events, max_in_flight)
     executor.start()

@@ -85,7 +85,8 @@ class ModelRunner:
         self._inference_mode = torch.inference_mode()  # one object for all steps: making it costs as much as entering
         self._prompts = pipeline.prompt_logprobs(model.compute_logits)
         self._executable = backend.compile(self._device_step, None)
-        buckets = backend.buckets(table.num_rows - 1, max_num_batched_tokens)
+        is_padded = all(one.caps.graph != "never" for _, one in self._attention)
+        buckets = backend.buckets(table.num_rows - 1, max_num_batched_tokens) if is_padded else []
         self._padded = PaddedSteps(buckets, pipeline.captured, self._compile)
         self._block_sizes = [group.block_size for group in groups]
         self._stay = [np.full(table.num_rows, NULL_BLOCK, np.int32) for _ in groups]

@@ -7,7 +7,7 @@ given nothing of a step but what stands in fixed memory. Attention is a plain lo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,7 @@ def padded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     buckets = [Bucket(n, n, n, 1) for n in SIZES]
     monkeypatch.setattr("framework_backends.cpu.CpuBackend.buckets", lambda *_: buckets)
     monkeypatch.setattr("framework_backends.cpu.CpuBackend.compile", compile_)
+    monkeypatch.setattr(CpuAttention, "caps", replace(CpuAttention.caps, graph="decode"))
     yield made
 
 
@@ -198,3 +199,12 @@ def test_blocks_that_rows_enter_are_told_by_row() -> None:
 )
 def test_other_blocks_are_not_told_by_row(delta: tuple[list[int], ...]) -> None:
     assert entered_blocks(scheduled([5, 2], [8, 3], delta), [4]) is None
+
+
+def test_steps_of_an_attention_that_cannot_be_captured_keep_their_own_shape(
+    folder: Path, padded: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(CpuAttention, "caps", replace(CpuAttention.caps, graph="never"))
+    outputs(folder, [{}])
+    assert padded == []
+    assert "attention=cpu cannot be captured: every step is launched piece by piece" in caplog.text
