@@ -22,11 +22,12 @@ class Captured:
     outbox  into which the step writes its value, None for one that is copied behind it
     """
 
-    __slots__ = ("_graph", "_outbox", "_slot", "_transfers", "_value")
+    __slots__ = ("_copies", "_graph", "_outbox", "_slot", "_transfers", "_value")
 
     def __init__(self, graph: torch.cuda.CUDAGraph, value: Any, outbox: Outbox | None, transfers: Transfers) -> None:
         self._graph, self._value, self._outbox, self._transfers = graph, value, outbox, transfers
         self._slot: Tensor | None = None
+        self._copies = transfers.copies(value) if outbox is None else outbox.copies
 
     def __call__(self) -> Any:
         self._graph.replay()
@@ -36,9 +37,9 @@ class Captured:
 
     def arriving(self) -> Arriving:
         """The value of the last call, on its way to the host."""
-        if self._outbox is None or self._slot is None:
-            return self._transfers.copied(self._value)
-        return self._transfers.written(self._outbox.copies, self._slot)
+        if self._slot is None:
+            return self._transfers.started(self._copies)
+        return self._transfers.written(self._copies, self._slot)
 
 
 class Graphs:

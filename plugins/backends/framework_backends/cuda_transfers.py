@@ -263,7 +263,13 @@ class Transfers:
 
     def copied(self, value: Any) -> Arriving:
         """The value of a step that the current stream has been given."""
-        copies = HostCopies(value, self._device)
+        return self.started(self.copies(value))
+
+    def copies(self, value: Any) -> HostCopies:
+        return HostCopies(value, self._device)
+
+    def started(self, copies: HostCopies) -> Arriving:
+        """As `copied` for tensors that stay where they are: to find out how to copy them costs more than to do it."""
         return Arriving(copies, copies.start(), self._now(), is_lent=False)
 
     def written(self, copies: HostCopies, slot: Tensor) -> Arriving:

@@ -99,6 +99,7 @@ print("compiled")
 STEP_KERNELS = f"""
 from runpy import run_path
 from framework_backends.cuda_step_ops import CudaStepOps
+from framework_backends.triton.outbox import write_outbox
 
 memory, ops = run_path({str(Path(__file__).parent.parent / "conftest.py")!r})["memory"], CudaStepOps()
 staged = torch.zeros(1, 160, dtype=torch.uint8)
@@ -111,6 +112,7 @@ for sizes in ([16], [1, 16]):
     ops.post_update(*step, 4, 4, torch.zeros(4, dtype=torch.int64))
     ops.apply_spans(step[1].token_ids.view(-1), [1], [3], torch.zeros(3, dtype=torch.int32))
     ops.apply_rows(step[1].token_ids.view(torch.uint8), torch.zeros(1, dtype=torch.int64), staged)
+    write_outbox([staged[0]] * len(sizes), [0] * len(sizes), staged, torch.zeros(1, dtype=torch.int32))
 print("compiled")
 """
 
