@@ -74,6 +74,7 @@ class TritonSamplerOps:
         self._row_groups, self._row_warps = row_groups, row_warps
         self._goes_on, self._capacity = goes_on, capacity
         self._scratch: dict[tuple[torch.device, int], _Scratch] = {}
+        self._outgrown: list[_Scratch] = []  # captured steps may write there still
 
     # ------------------------------------------------------------------------------------------- the contract
 
@@ -171,6 +172,8 @@ class TritonSamplerOps:
         key = logits.device, logits.shape[1]
         scratch = self._scratch.get(key)
         if scratch is None or scratch.num_rows < num_rows:
+            if scratch is not None:
+                self._outgrown.append(scratch)
             scratch = self._scratch[key] = _Scratch.of(num_rows, logits, self._split)
         return scratch
 
