@@ -28,7 +28,9 @@ def listed(step, lens, scheduled=None, window=None, **decode):
     ],
 )
 def test_items_cover_the_keys_of_each_decode_in_order(step, lens, window, programs_per_sm, is_cut):
-    attention, items, _, batch = listed(step, lens, window=window, programs_per_sm=programs_per_sm, tile=32)
+    attention, items, _, batch = listed(
+        step, lens, window=window, programs_per_sm=programs_per_sm, tile=32, good_keys=96
+    )
     used = items[items[:, 0] > 0]
     assert len(items) == attention.max_items(batch.seq_lens_max_np)
     assert (items[len(used) :, 0] == 0).all()
@@ -46,7 +48,7 @@ def test_no_lengths_give_more_items_than_were_announced(step):
     rng = np.random.default_rng(0)
     for _ in range(12):
         lens = tuple(int(n) for n in np.exp(rng.uniform(0, 7.5, rng.integers(1, 30))))
-        words = {"programs_per_sm": int(rng.integers(1, 60)), "tile": 16, "min_keys": 16}
+        words = {"programs_per_sm": int(rng.integers(1, 60)), "tile": 16, "min_keys": 16, "good_keys": 128}
         attention, items, _, _ = listed(step, lens, **words)
         bound = attention.max_items(np.full(len(lens), 4096))
         used = int((items[:, 0] > 0).sum())

@@ -33,7 +33,7 @@ from framework_attention.triton.heads import Projected, Turning
 from framework_attention.triton.items import WIDTH, StepRows, items_kernel
 from framework_attention.triton.merge import Parts
 from framework_attention.triton.prompt import prompt_kernel
-from framework_attention.triton.shapes import decode_shape, prompt_shape
+from framework_attention.triton.shapes import decode_shape, invariant_shape, prompt_shape
 from framework_attention.triton.write import write_kernel
 
 _PLAIN = Turning(None, None, None, 0.0)
@@ -94,7 +94,8 @@ class TritonAttention:
         ((self._window, self._num_heads, self._kv_heads, self._dim),) = shapes
         self._dim_pad = max(16, triton.next_power_of_2(self._dim))
         self.decode = decode_shape(self._ctx.dtype, self._dim_pad)
-        self.prompt = prompt_shape(self._ctx.dtype, self._dim_pad)
+        several = invariant_shape if self._ctx.batch_invariant else prompt_shape
+        self.prompt = several(self._ctx.dtype, self._dim_pad)
         most = self.max_items(np.full(triton.next_power_of_2(self._ctx.max_num_seqs), self._ctx.max_model_len))
         self.arrived = torch.zeros(most, self._kv_heads, dtype=torch.int32, device=kv[0].device)
 
@@ -153,7 +154,8 @@ class TritonPlan:
         starts = None if self._is_uniform else batch.query_start_loc
         items_kernel[(1,)](
             StepRows(batch.seq_lens, batch.idx_mapping, starts), num_rows, self._items, self._num_items, self._tiles,
-            owner.programs, decode.min_keys, KV_HEADS=owner._kv_heads, TILE=decode.tile, WINDOW=owner._window or 0,
+            owner.programs, owner.programs // decode.programs_per_sm, KV_HEADS=owner._kv_heads,
+            GOOD_KEYS=decode.good_keys, MIN_KEYS=decode.min_keys, TILE=decode.tile, WINDOW=owner._window or 0,
             QUERIES=owner.tile_queries if self._num_tiles else 0, LEAST=least,
             ROWS=triton.next_power_of_2(num_rows), BLOCK=256,
         )  # fmt: skip
@@ -187,11 +189,12 @@ class TritonPlan:
             return out
         if not self._is_full:
             out.zero_()
-        self._write(bound, new, turning, positions)
+        keys = new.k if positions is None else torch.empty(new.k.shape, dtype=new.k.dtype, device=new.k.device)
+        self._write(bound, new, turning, positions, keys)
         if self._num_items:
-            self._attend_decodes(bound, new, _PLAIN, out)
+            self._attend_decodes(bound, new, turning, out)
         if self._num_tiles:
-            self._attend_prompts(bound, new, out)
+            self._attend_prompts(bound, new, turning, keys, out)
         return out
 
     def _paged(self, bound: Layer) -> Paged:
@@ -206,42 +209,45 @@ class TritonPlan:
             spec.scale,
             KV_HEADS=spec.num_kv_heads, GROUP=bound.group, ROWS=max(16, group), DIM=spec.head_dim,
             DIM_PAD=owner._dim_pad, BLOCK_SIZE=bound.kv.shape[3], TILE=shape.tile, WINDOW=spec.window or 0,
-            MERGE=merge, DOT_F32=owner.dot_f32, EARLY=shape.early, launch_pdl=shape.early > 0,
-            num_warps=shape.num_warps, num_stages=shape.num_stages,
+            MERGE=merge, DOT_F32=owner.dot_f32, num_warps=shape.num_warps, num_stages=shape.num_stages,
         )  # fmt: skip
 
-    def _attend_prompts(self, bound: Layer, new: Projected, out: Tensor) -> None:
+    def _attend_prompts(self, bound: Layer, new: Projected, turning: Turning, keys: Tensor, out: Tensor) -> None:
         owner, spec, shape = self._owner, bound.spec, self._owner.prompt
         group = triton.next_power_of_2(bound.group)
         prompt_kernel[(self._num_tiles * spec.num_kv_heads,)](
-            new.q, new.q_stride, *self._own(new), self._paged(bound), self._table.stride(0), self._tiles, out,
+            new, turning, *self._own(keys, new.v), self._paged(bound), self._table.stride(0), self._tiles, out,
             spec.scale,
             KV_HEADS=spec.num_kv_heads, GROUP=bound.group, GROUP_PAD=group, ROWS=owner.tile_queries * group,
             DIM=spec.head_dim, DIM_PAD=owner._dim_pad, BLOCK_SIZE=bound.kv.shape[3], TILE=shape.tile,
-            WINDOW=spec.window or 0, DOT_F32=owner.dot_f32,
-            num_warps=shape.num_warps, num_stages=shape.num_stages,
+            WINDOW=spec.window or 0, DOT_F32=owner.dot_f32, num_warps=shape.num_warps, num_stages=shape.num_stages,
         )  # fmt: skip
 
-    def _own(self, new: Projected) -> tuple[TensorDescriptor | None, TensorDescriptor | None]:
-        """Descriptors of the step's keys and values; None where all are to be read from blocks: for bits that do not
-        depend on the step, with padded tiles, and in float32, whose products leave no registers for a second loop."""
+    @property
+    def _reads_own(self) -> bool:
+        """Whether prompts read the step's keys where they lie. Not so where all are to be read from blocks: for bits
+        that do not depend on the step, with padded tiles, and in float32, whose products leave no registers for a
+        second loop."""
         owner = self._owner
-        if owner._ctx.batch_invariant or owner._dim != owner._dim_pad or owner._ctx.dtype is torch.float32:
-            return None, None
-        tile = [owner.prompt.tile, owner._dim]
-        shape = [len(new.k), owner._kv_heads * owner._dim]
-        k = TensorDescriptor(new.k, shape, [new.k_stride, 1], tile)
-        return k, TensorDescriptor(new.v, shape, [new.v_stride, 1], tile)
+        is_padded = owner._dim != owner._dim_pad
+        return not (owner._ctx.batch_invariant or is_padded or owner._ctx.dtype is torch.float32)
 
-    def _write(self, bound: Layer, new: Projected, turning: Turning, positions: Tensor | None) -> None:
+    def _own(self, k: Tensor, v: Tensor) -> tuple[TensorDescriptor | None, TensorDescriptor | None]:
+        """Descriptors of the step's keys, as they are in the cache, and values."""
+        if not self._reads_own:
+            return None, None
+        tile = [self._owner.prompt.tile, self._owner._dim]
+        shape = [len(k), self._owner._kv_heads * self._owner._dim]
+        own_k = TensorDescriptor(k, shape, [k.stride(0), 1], tile)
+        return own_k, TensorDescriptor(v, shape, [v.stride(0), 1], tile)
+
+    def _write(self, bound: Layer, new: Projected, turning: Turning, positions: Tensor | None, keys: Tensor) -> None:
         spec, owner = bound.spec, self._owner
-        block = min(16, triton.next_power_of_2(spec.num_heads))
-        kv_block = min(16, triton.next_power_of_2(spec.num_kv_heads))
-        query_blocks = 0 if positions is None else triton.cdiv(spec.num_heads, block)
-        write_kernel[(len(self._slots), query_blocks + triton.cdiv(spec.num_kv_heads, kv_block))](
-            new, turning, positions, bound.kv,
-            HEADS=spec.num_heads, KV_HEADS=spec.num_kv_heads, QUERY_BLOCKS=query_blocks, BLOCK=block,
-            KV_BLOCK=kv_block, DIM=spec.head_dim, DIM_PAD=owner._dim_pad, BLOCK_SIZE=bound.kv.shape[3],
+        block = min(16, triton.next_power_of_2(spec.num_kv_heads))
+        write_kernel[(len(self._slots), triton.cdiv(spec.num_kv_heads, block))](
+            new, turning, positions, keys if self._reads_own and positions is not None else None, bound.kv,
+            KV_HEADS=spec.num_kv_heads, BLOCK=block, DIM=spec.head_dim, DIM_PAD=owner._dim_pad,
+            BLOCK_SIZE=bound.kv.shape[3],
         )  # fmt: skip
 
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from framework_attention.triton.heads import angles, loaded, turned
 from framework_attention.triton.merge import keep_part, merged
@@ -38,7 +37,6 @@ def decode_kernel(
     new, turning, paged, columns, items, parts_at, arrived, out, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, MERGE: tl.constexpr, DOT_F32: tl.constexpr,
-    EARLY: tl.constexpr = 0,
 ):  # fmt: skip
     """Grid (items * KV_HEADS,). out [T, Hq, D].
 
@@ -55,10 +53,6 @@ def decode_kernel(
     stored: tl.constexpr = paged.kv.dtype.element_ty
     table = paged.table + table_row.to(tl.int64) * columns
     block = blocks_of(table, begin, end, BLOCK_SIZE, TILE)
-    if EARLY > 0:
-        gdc_wait()
-    if EARLY > 1:
-        gdc_launch_dependents()
     d, member = tl.arange(0, DIM_PAD), tl.arange(0, ROWS)
     is_member = member < GROUP
     query_head = head * GROUP + member
@@ -73,7 +67,7 @@ def decode_kernel(
     raw_k = loaded(at_k, turning.k_weight, turning, one, DIM, DIM_PAD)
     v = tl.load(at_v, mask=one & in_dim, other=0.0)
     slot = tl.load(new.slots + token)
-    cos, sin = angles(turning, length - 1, DIM, DIM_PAD)
+    cos, sin = angles(turning, length - 1 + tl.zeros([1, 1], tl.int32), DIM, DIM_PAD)
     q = turned(raw_q, turning.q_weight, turning, cos, sin, DIM)
     k = turned(raw_k, turning.k_weight, turning, cos, sin, DIM)
     _write(paged, slot, head, d[None, :], one & in_dim, k.to(stored), v, KV_HEADS, DIM, BLOCK_SIZE)
@@ -93,20 +87,14 @@ def decode_kernel(
         mask = is_key[:, None] & in_dim
         k_tile = tl.load(keys + place[:, None], mask=mask, other=0.0)
         v_tile = tl.load(keys + place[:, None] + KV_HEADS * BLOCK_SIZE * DIM, mask=mask, other=0.0)
-        if DOT_F32:
-            scores = tl.dot(q, tl.trans(k_tile.to(tl.float32)), input_precision="ieee")
-        else:
-            scores = tl.dot(q, tl.trans(k_tile))
-        scores = tl.where(is_key[None, :], scores * scale_2, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_top[:, None])
+        scores = tl.dot(q, tl.trans(k_tile.to(q.dtype)), input_precision="ieee")
+        scores = tl.where(is_key[None, :], scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=1) * scale_2)
+        weights = tl.exp2(scores * scale_2 - new_top[:, None])
         shrink = tl.exp2(top - new_top)
         mass = mass * shrink + tl.sum(weights, axis=1)
-        if DOT_F32:
-            weights = weights.to(stored).to(tl.float32)
-            total = tl.dot(weights, v_tile.to(tl.float32), total * shrink[:, None], input_precision="ieee")
-        else:
-            total = tl.dot(weights.to(stored), v_tile, total * shrink[:, None])
+        weights = weights.to(stored).to(q.dtype)
+        total = tl.dot(weights, v_tile.to(q.dtype), total * shrink[:, None], input_precision="ieee")
         top = new_top
     to = out + (token.to(tl.int64) * (KV_HEADS * GROUP) + query_head[:, None]) * DIM + d[None, :]
     if parts == 1:

@@ -1,7 +1,7 @@
 """Norms and rotation of query and key heads inside a kernel, in the rounding order of `framework.layers.ops`.
 
-Functions for kernels only: `decode` and `write` call them. Every head is loaded twice, once with its halves swapped,
-so that a rotation needs no exchange between threads.
+Functions for kernels only: `decode`, `prompt` and `write` call them. Every head is loaded twice, once with its halves
+swapped, so that a rotation needs no exchange between threads.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -44,7 +44,7 @@ class Turning(NamedTuple):
 
 @triton.jit
 def angles(turning, position, DIM: tl.constexpr, DIM_PAD: tl.constexpr):
-    """(cosines, sines) [1, DIM_PAD] float32 of a position; zeros without a rotation."""
+    """(cosines, sines) [n, DIM_PAD] float32 of positions [n, 1]; zeros without a rotation."""
     d = tl.arange(0, DIM_PAD)[None, :]
     cos, sin = tl.zeros([1, DIM_PAD], tl.float32), tl.zeros([1, DIM_PAD], tl.float32)
     if turning.table is not None:

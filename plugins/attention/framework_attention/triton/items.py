@@ -31,14 +31,18 @@ class StepRows(NamedTuple):
 
 @triton.jit
 def items_kernel(
-    rows, num_rows, items, max_items, tiles, programs, min_keys, KV_HEADS: tl.constexpr, TILE: tl.constexpr,
+    rows, num_rows, items, max_items, tiles, programs, num_sms, KV_HEADS: tl.constexpr, GOOD_KEYS: tl.constexpr,
+    MIN_KEYS: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, QUERIES: tl.constexpr, LEAST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid (1,). items [max_items, WIDTH], tiles [tiles, WIDTH] int32; of one that is not used, `parts` alone.
 
-    programs  how many programs decodes are cut for; min_keys: fewest keys that a part is aimed at; TILE: keys that
-    parts are multiples of; WINDOW: readable positions, 0 for all; QUERIES: of a prompt's tile, 0 without prompts;
-    LEAST: fewest queries of what counts as a prompt, 2, or 1 when a decode does as well
+    programs  how many programs decodes are cut for at most; num_sms: and at least, with MIN_KEYS each; between the two
+    no program is aimed at fewer than GOOD_KEYS
+    TILE      keys that parts are multiples of
+    WINDOW    readable positions, 0 for all
+    QUERIES   of a prompt's tile, 0 without prompts
+    LEAST     fewest queries of what counts as a prompt: 2, or 1 when a decode does as well
     """
     row = tl.arange(0, ROWS)
     is_row = row < num_rows
@@ -49,7 +53,18 @@ def items_kernel(
         token = tl.load(rows.query_start_loc + row, mask=is_row, other=0).to(tl.int32)
         queries = tl.load(rows.query_start_loc + row + 1, mask=is_row, other=0).to(tl.int32) - token
     num_items = _cut_decodes(
-        items, (queries == 1) & (LEAST == 2), token, table_row, length, programs, min_keys, KV_HEADS, TILE, WINDOW
+        items,
+        (queries == 1) & (LEAST == 2),
+        token,
+        table_row,
+        length,
+        programs,
+        num_sms,
+        KV_HEADS,
+        GOOD_KEYS,
+        MIN_KEYS,
+        TILE,
+        WINDOW,
     )
     for start in range(num_items, max_items, BLOCK):
         at = start + tl.arange(0, BLOCK)
@@ -60,8 +75,8 @@ def items_kernel(
 
 @triton.jit
 def _cut_decodes(
-    items, is_decode, token, table_row, length, programs, min_keys, KV_HEADS: tl.constexpr,
-    TILE: tl.constexpr, WINDOW: tl.constexpr,
+    items, is_decode, token, table_row, length, programs, num_sms, KV_HEADS: tl.constexpr, GOOD_KEYS: tl.constexpr,
+    MIN_KEYS: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Writes the items of all decodes, in the order of rows; how many there are.
 
@@ -74,7 +89,9 @@ def _cut_decodes(
         first = tl.minimum(tl.maximum(length - WINDOW, 0) // TILE * TILE, end)
     keys = tl.where(is_decode, end - first, 0)
     total = tl.sum(keys.to(tl.int64), axis=0)
-    chunk = tl.maximum((total * KV_HEADS + programs - 1) // programs, min_keys).to(tl.int32)
+    work = total * KV_HEADS
+    fewest = tl.minimum(tl.maximum((work + num_sms - 1) // num_sms, MIN_KEYS), GOOD_KEYS)
+    chunk = tl.maximum((work + programs - 1) // programs, fewest).to(tl.int32)
     parts = tl.maximum((keys + chunk // 2) // chunk, 1)
     each = tl.maximum((((keys + parts - 1) // parts) + TILE - 1) // TILE, 1) * TILE
     parts = tl.where(is_decode, tl.maximum((keys + each - 1) // each, 1), 0)

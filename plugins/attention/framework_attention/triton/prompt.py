@@ -15,15 +15,17 @@ import triton
 import triton.language as tl
 
 from framework_attention.triton.decode import LOG2_E, blocks_of
+from framework_attention.triton.heads import angles, loaded, turned
 
 
 @triton.jit
 def prompt_kernel(
-    q, q_stride, own_k, own_v, paged, columns, tiles, out, scale,
+    new, turning, own_k, own_v, paged, columns, tiles, out, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
     DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, DOT_F32: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles * KV_HEADS,). q, out [T, Hq, D]; rotated, and the step's keys and values are in the cache.
+    """Grid (tiles * KV_HEADS,). out [T, Hq, D]. Normalises and rotates queries itself; keys and values of the step are
+    in the cache, and keys of own_k are as they are there.
 
     own_k, own_v  tensor descriptors of the step's keys and values, [T, Hk * D] in tiles [TILE, D]; None: all keys are
                   read from blocks, and each query gets the same operations in every tile, so the same bits
@@ -38,11 +40,13 @@ def prompt_kernel(
     query, member = row // GROUP_PAD, row % GROUP_PAD
     is_row = ((query < queries) & (member < GROUP))[:, None] & (d < DIM)[None, :]
     query_head = head * GROUP + member
-    at_q = q + (token + query).to(tl.int64)[:, None] * q_stride + query_head[:, None] * DIM + d[None, :]
-    rows = tl.load(at_q, mask=is_row, other=0.0)
-    if DOT_F32:
-        rows = rows.to(tl.float32)
     position = first + query
+    at_q = new.q + (token + query).to(tl.int64)[:, None] * new.q_stride + query_head[:, None] * DIM
+    raw = loaded(at_q, turning.q_weight, turning, (query < queries)[:, None] & (member < GROUP)[:, None], DIM, DIM_PAD)
+    cos, sin = angles(turning, tl.where(query < queries, position, first)[:, None], DIM, DIM_PAD)
+    rows = turned(raw, turning.q_weight, turning, cos, sin, DIM)
+    if not DOT_F32:
+        rows = rows.to(stored)
     end = first + queries
     begin = 0
     if WINDOW > 0:
@@ -58,7 +62,6 @@ def prompt_kernel(
     if own_k is None:
         state = _attend_blocks(
             state, rows, position, blocks, begin, end, scale_2, KV_HEADS, DIM, DIM_PAD, BLOCK_SIZE, TILE, WINDOW, True,
-            DOT_F32,
         )  # fmt: skip
     else:
         whole = begin
@@ -66,11 +69,11 @@ def prompt_kernel(
             whole = computed // TILE * TILE
             state = _attend_blocks(
                 state, rows, position, blocks, begin, whole, scale_2, KV_HEADS, DIM, DIM_PAD, BLOCK_SIZE, TILE, WINDOW,
-                False, DOT_F32,
+                False,
             )  # fmt: skip
         state = _attend_blocks(
             state, rows, position, blocks, whole, computed, scale_2, KV_HEADS, DIM, DIM_PAD, BLOCK_SIZE, TILE, WINDOW,
-            True, DOT_F32,
+            True,
         )  # fmt: skip
         start = tl.maximum(begin, computed)
         ahead = token - first  # token of the batch less its position
@@ -79,11 +82,11 @@ def prompt_kernel(
             middle = start + (first + 1 - start) // TILE * TILE
             state = _attend_own(
                 state, rows, position, own_k, own_v, ahead, head * DIM, start, middle, end,
-                scale_2, TILE, WINDOW, False, DOT_F32,
+                scale_2, TILE, WINDOW, False,
             )  # fmt: skip
         state = _attend_own(
             state, rows, position, own_k, own_v, ahead, head * DIM, middle, end, end,
-            scale_2, TILE, WINDOW, True, DOT_F32,
+            scale_2, TILE, WINDOW, True,
         )  # fmt: skip
     _, mass, total = state
     result = total / tl.where(mass > 0, mass, 1.0)[:, None]
@@ -95,7 +98,7 @@ def prompt_kernel(
 def _attend_blocks(
     state, q, position, blocks, begin, end, scale_2,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
-    WINDOW: tl.constexpr, MASKED: tl.constexpr, DOT_F32: tl.constexpr,
+    WINDOW: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """The softmax's (top, mass, total), moved on over cached keys begin .. end, begin at a multiple of TILE.
 
@@ -116,14 +119,14 @@ def _attend_blocks(
             mask = (at < end)[:, None] & in_dim
         k = tl.load(keys, mask=mask, other=0.0)
         v = tl.load(keys + KV_HEADS * BLOCK_SIZE * DIM, mask=mask, other=0.0)
-        top, mass, total = _turn(top, mass, total, q, k, v, at, position, end, scale_2, WINDOW, MASKED, DOT_F32)
+        top, mass, total = _turn(top, mass, total, q, k, v, at, position, end, scale_2, WINDOW, MASKED)
     return top, mass, total
 
 
 @triton.jit
 def _attend_own(
     state, q, position, own_k, own_v, ahead, column, begin, end, last, scale_2,
-    TILE: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, DOT_F32: tl.constexpr,
+    TILE: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """As `_attend_blocks` over keys begin .. end of the step's own, of which key j is token j + ahead of the batch."""
     top, mass, total = state
@@ -133,36 +136,29 @@ def _attend_own(
         v = own_v.load([start + ahead, column])
         if MASKED:  # tokens behind the last are another request's, and whatever they hold must not count
             v = tl.where((at < last)[:, None], v, 0.0)
-        top, mass, total = _turn(top, mass, total, q, k, v, at, position, last, scale_2, WINDOW, MASKED, DOT_F32)
+        top, mass, total = _turn(top, mass, total, q, k, v, at, position, last, scale_2, WINDOW, MASKED)
     return top, mass, total
 
 
 @triton.jit
 def _turn(
     top, mass, total, q, k, v, at, position, end, scale_2,
-    WINDOW: tl.constexpr, MASKED: tl.constexpr, DOT_F32: tl.constexpr,
+    WINDOW: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """The softmax's numbers, moved on over the keys k, values v [TILE, D] at positions `at`."""
-    stored: tl.constexpr = k.dtype
-    if DOT_F32:
-        scores = tl.dot(q, tl.trans(k.to(tl.float32)), input_precision="ieee") * scale_2
-    else:
-        scores = tl.dot(q, tl.trans(k)) * scale_2
+    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
     if MASKED:
         readable = (at[None, :] <= position[:, None]) & (at < end)[None, :]
         if WINDOW > 0:
             readable = readable & (at[None, :] > position[:, None] - WINDOW)
         scores = tl.where(readable, scores, float("-inf"))
-    new_top = tl.maximum(top, tl.max(scores, axis=1))
+    new_top = tl.maximum(top, tl.max(scores, axis=1) * scale_2)
     base = new_top
     if MASKED:  # no key so far: -inf - -inf is not a number
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
-    weights = tl.exp2(scores - base[:, None])
+    weights = tl.exp2(scores * scale_2 - base[:, None])
     shrink = tl.exp2(top - base)
     mass = mass * shrink + tl.sum(weights, axis=1)
-    if DOT_F32:
-        weights = weights.to(stored).to(tl.float32)
-        total = tl.dot(weights, v.to(tl.float32), total * shrink[:, None], input_precision="ieee")
-    else:
-        total = tl.dot(weights.to(stored), v, total * shrink[:, None])
+    weights = weights.to(k.dtype).to(q.dtype)
+    total = tl.dot(weights, v.to(q.dtype), total * shrink[:, None], input_precision="ieee")
     return new_top, mass, total

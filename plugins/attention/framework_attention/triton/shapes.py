@@ -11,14 +11,19 @@ import torch
 
 @dataclass(frozen=True)
 class DecodeShape:
-    """Of `decode_kernel` and its items. programs_per_sm: programs for which the keys of a step are cut."""
+    """Of `decode_kernel`, and how `items_kernel` cuts its work.
+
+    programs_per_sm  for so many programs a multiprocessor the keys of a step are cut: what fits one at a time
+    good_keys        but no program gets fewer, as long as each multiprocessor has a program
+    min_keys         and never fewer than these
+    """
 
     tile: int
     num_warps: int
     num_stages: int
-    programs_per_sm: int = 2
+    programs_per_sm: int = 4
+    good_keys: int = 512
     min_keys: int = 64
-    early: int = 0
 
 
 @dataclass(frozen=True)
@@ -32,13 +37,21 @@ class PromptShape:
 
 
 def decode_shape(dtype: torch.dtype, dim_pad: int) -> DecodeShape:
-    """A tile of keys and values is 32 KiB, of which two are on the way: three programs fit a multiprocessor."""
+    """With heads of 128 in a short dtype a tile of keys and values is 16 KiB and three are on the way: four programs
+    fit a multiprocessor."""
     if dtype is torch.float32:
         return DecodeShape(32, 8, 3) if dim_pad <= 128 else DecodeShape(16, 4, 3)
-    return DecodeShape(64 if dim_pad <= 128 else 32, 2 if dim_pad <= 128 else 4, 3)
+    return DecodeShape(32, 2, 4) if dim_pad <= 128 else DecodeShape(32, 4, 3)
 
 
 def prompt_shape(dtype: torch.dtype, dim_pad: int) -> PromptShape:
     if dtype is torch.float32:
         return PromptShape(64, 32, 8, 2) if dim_pad <= 128 else PromptShape(16, 16, 4, 2)
     return PromptShape(128, 64, 8, 3) if dim_pad <= 128 else PromptShape(64, 32, 4, 3)
+
+
+def invariant_shape(dtype: torch.dtype, dim_pad: int) -> PromptShape:
+    """One for prompts and decodes alike: smaller than a prompt's alone, since a decode fills few of the rows."""
+    if dtype is torch.float32 or dim_pad > 128:
+        return prompt_shape(dtype, dim_pad)
+    return PromptShape(64, 64, 4, 3)
