@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from framework.batch import NULL_BLOCK, InputBatch
-from framework.interfaces import AttentionCaps, AttentionContext, Backend, LayerSpec
+from framework.batch import NULL_BLOCK, NULL_ROW, InputBatch
+from framework.interfaces import AttentionCaps, AttentionContext, Backend, Bucket, LayerSpec
 from framework.testing.attention import CASES, AttentionCase, BuiltCase, batch_of, build, reference
 from framework.testing.checking import Skipped, assert_all
 
@@ -103,8 +104,14 @@ def _run(plugin: AttentionPlugin, built: BuiltCase, block_size: int, *, is_invar
     """The step of the case, after a step that computed what it finds there, in memory full of NaN."""
     case = built.case
     engine = _Engine(plugin, case, block_size, built.q.dtype, built.num_blocks, is_invariant=is_invariant)
+    _compute_past(engine, built, block_size)
+    return engine.step(built.batch, built.q, built.k, built.v)
+
+
+def _compute_past(engine: _Engine, built: BuiltCase, block_size: int) -> None:
+    """A step that computes what the case finds there, in memory full of NaN."""
+    case, rows = built.case, built.batch.rows_np.tolist()
     engine.spoil()
-    rows = built.batch.rows_np.tolist()
     engine.arrive([row for row, length in zip(rows, case.seq_lens, strict=True) if length])
     before = [i for i, computed in enumerate(case.computed) if computed]
     if before:
@@ -113,7 +120,52 @@ def _run(plugin: AttentionPlugin, built: BuiltCase, block_size: int, *, is_invar
         k, v = (torch.cat([built.past[i][side] for i in before]) for side in (0, 1))
         q = torch.zeros(past.num_tokens, case.num_heads, case.head_dim, dtype=built.q.dtype)
         engine.step(batch_of(past, block_size, [rows[i] for i in before], built.batch.block_table[0]), q, k, v)
-    return engine.step(built.batch, built.q, built.k, built.v)
+
+
+class _Recorded:
+    """A padded step of decodes that the backend compiles while all of its rows are padding, and runs for others.
+
+    built  the step with the longest request of all; the last token of each step is padding
+    """
+
+    def __init__(self, engine: _Engine, built: BuiltCase, block_size: int) -> None:
+        num_rows, longest = len(built.q), max(built.case.seq_lens) + 100
+        self._engine, device = engine, engine.device
+        self._batch = replace(
+            built.batch,
+            input_ids=built.batch.input_ids.to(device),
+            positions=torch.zeros(num_rows, dtype=torch.int64, device=device),
+            query_start_loc=torch.arange(num_rows + 1, device=device),
+            seq_lens=torch.zeros(num_rows, dtype=torch.int64, device=device),
+            idx_mapping=torch.full((num_rows,), NULL_ROW, device=device),
+            slot_mapping=(torch.arange(num_rows, device=device) % block_size,),
+            block_table=(torch.full((num_rows, 1 + longest // block_size), NULL_BLOCK, dtype=torch.int32).to(device),),
+            rows_np=np.full(num_rows, NULL_ROW, np.int32),
+            num_scheduled_tokens_np=np.ones(num_rows, np.int32),
+            logits_rows_np=np.arange(num_rows, dtype=np.int32),
+            seq_lens_max_np=np.full(num_rows, longest, np.int32),  # holds for any step
+        )
+        self._inputs = [torch.zeros_like(x, device=device) for x in (built.q, built.k, built.v)]
+        bucket = Bucket(num_rows, num_rows, num_rows, query_len=1)
+        self._run = engine.backend.compile(self._step, bucket)
+
+    def _step(self) -> Tensor:
+        out: Tensor = self._engine.attention.plan(self._batch, 0).forward(0, *self._inputs)
+        return out
+
+    def step(self, built: BuiltCase) -> Tensor:
+        """The case's step: only tensors tell of it."""
+        batch, n = built.batch, len(built.batch.seq_lens)
+        for mine, theirs in zip(self._inputs, (built.q, built.k, built.v), strict=True):
+            mine.copy_(theirs)
+        self._batch.positions.copy_(batch.positions)
+        self._batch.slot_mapping[0].copy_(batch.slot_mapping[0])
+        self._batch.seq_lens[:n] = batch.seq_lens.to(self._engine.device)
+        self._batch.idx_mapping[:n] = batch.idx_mapping.to(self._engine.device)
+        self._batch.block_table[0].zero_()
+        self._batch.block_table[0][:, : batch.block_table[0].shape[1]] = batch.block_table[0].to(self._engine.device)
+        out: Tensor = self._run()
+        return out.cpu()
 
 
 def _assert_close(plugin: AttentionPlugin, built: BuiltCase, out: Tensor, what: str) -> None:
@@ -187,6 +239,26 @@ def check_row_is_reused(plugin: AttentionPlugin) -> None:
         engine.attention.release(row)
 
 
+def check_recorded_steps_serve_other_requests(plugin: AttentionPlugin) -> None:
+    """What `graph` means: a padded step of decodes is compiled once, and then its tensors alone tell of a step."""
+    if plugin.caps.graph == "never":
+        raise Skipped("it does not say that its steps can be recorded")
+    steps = [AttentionCase("recorded_decodes", computed, (1, 1, 1), padding_tokens=1) for computed in _RECORDED]
+    if not plugin.serves(steps[0]):
+        raise Skipped("it does not serve heads of 16")
+    size = plugin.caps.block_sizes[0]
+    made = [build(case, size, plugin.dtype, seed) for seed, case in enumerate(steps)]
+    engine = _Engine(plugin, steps[0], size, plugin.dtype, max(built.num_blocks for built in made))
+    with torch.inference_mode():
+        recorded = _Recorded(engine, max(made, key=lambda built: max(built.case.seq_lens)), size)
+        for built in made:
+            _compute_past(engine, built, size)
+            _assert_close(plugin, built, recorded.step(built), "a step that was recorded for others")
+
+
+_RECORDED = ((40, 3, 17), (9, 300, 31), (0, 5, 15))
+
+
 def check_requests_alone_give_the_same_bits(plugin: AttentionPlugin) -> None:
     """What `batch_invariant` means: neighbours change no bit of a request's result."""
     if not plugin.caps.batch_invariant:
@@ -228,6 +300,7 @@ CHECKS = (
     check_padding_gives_zero,
     check_blocks_of_others_are_left_alone,
     check_row_is_reused,
+    check_recorded_steps_serve_other_requests,
     check_requests_alone_give_the_same_bits,
 )
 

@@ -1,5 +1,7 @@
 """The suites of policies, schedulers, attention, loaders and backends catch what is planted in ours."""
 
+from dataclasses import replace
+
 import pytest
 
 from framework.batch import NULL_BLOCK
@@ -91,8 +93,6 @@ class IgnoresStop(Scheduler):
 
 class ForgetsTheWindow(CpuAttention):
     def bind(self, layers, kv):
-        from dataclasses import replace
-
         super().bind([replace(layer, window=None) for layer in layers], kv)
 
 
@@ -107,6 +107,12 @@ class LeavesPaddingAsItIs(CpuAttention):
                 return out
 
         return Padded()
+
+
+class TrustsHostTwins(CpuAttention):
+    """Reads rows of the host: those of a recorded step are nobody's."""
+
+    caps = replace(CpuAttention.caps, graph="decode")
 
 
 class WritesPaddingToTheLastBlock(CpuAttention):
@@ -165,6 +171,8 @@ FAULTS = [
     (schedulers.CHECKS, SchedulerCase(IgnoresStop), "stop string ends with stop", "says ('abort', None)"),
     (attention_suite.CHECKS, AttentionPlugin(ForgetsTheWindow, host), "output equals the reference", "case window"),
     (attention_suite.CHECKS, AttentionPlugin(LeavesPaddingAsItIs, host), "padding gives zero", "for padding"),
+    (attention_suite.CHECKS, AttentionPlugin(TrustsHostTwins, host), "recorded steps serve other requests",
+     "recorded for others"),
     (attention_suite.CHECKS, AttentionPlugin(WritesPaddingToTheLastBlock, host), "blocks of others are left alone",
      "which no request has"),
     (backends.CHECKS, BackendCase(CopiesOneByOne), "copies read before they write", "reads what it has written"),
