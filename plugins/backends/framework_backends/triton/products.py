@@ -214,7 +214,7 @@ def operand(tile, ROWS: tl.constexpr, SPLIT: tl.constexpr, BLOCKS: tl.constexpr)
 @triton.jit
 def weight_tile(
     target, first, cut, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, BLOCKS: tl.constexpr,
-    GATED: tl.constexpr, CG: tl.constexpr,
+    GATED: tl.constexpr,
 ):  # fmt: skip
     """Weights of BN outputs from `first` on, as a tile; gated: of BN / 2, gate and up rows in turn."""
     n = rows_of_tile(BN)
@@ -226,8 +226,6 @@ def weight_tile(
         n = n // 2 + (n % 2) * N
     pointers = target.weight + first.to(tl.int64) * K + (n * K + k)
     if EVEN_N and K % (SPLIT * BLOCKS * 32) == 0:
-        if CG:
-            return tl.load(pointers, cache_modifier=".cg")
         return tl.load(pointers, eviction_policy="evict_first")
     return tl.load(pointers, mask=inside & (k < K), other=0.0, eviction_policy="evict_first")
 
@@ -256,7 +254,6 @@ def dot(x, weight, total, DOT_F32: tl.constexpr):
 def few_rows_kernel(
     x, stride, target, T, N: tl.constexpr, K: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr,
     BLOCKS: tl.constexpr, AHEAD: tl.constexpr, GATED: tl.constexpr, DOT_F32: tl.constexpr, DEPENDENT: tl.constexpr,
-    CG: tl.constexpr = False,
 ):  # fmt: skip
     """Grid (blocks of BN rows of the weight,), SPLIT warps: y of x [T, K], T <= M. N as in `gemv_kernel`.
 
@@ -269,12 +266,12 @@ def few_rows_kernel(
     first = tl.program_id(0) * OUTPUTS
     weights = ()
     for cut in tl.static_range(CUTS if CUTS < AHEAD else AHEAD):
-        weights = weights + (weight_tile(target, first, cut, N, K, BN, SPLIT, BLOCKS, GATED, CG),)
+        weights = weights + (weight_tile(target, first, cut, N, K, BN, SPLIT, BLOCKS, GATED),)
     wait_for_previous(DEPENDENT)
     total = tl.zeros((SPLIT, M, BN), tl.float32)
     for cut in tl.static_range(CUTS):
         if cut + AHEAD < CUTS:
-            weights = weights + (weight_tile(target, first, cut + AHEAD, N, K, BN, SPLIT, BLOCKS, GATED, CG),)
+            weights = weights + (weight_tile(target, first, cut + AHEAD, N, K, BN, SPLIT, BLOCKS, GATED),)
         left = operand(source_tile(x, stride, cut, T, K, M, SPLIT, BLOCKS), M, SPLIT, BLOCKS)
         total = dot(left, operand(weights[cut], BN, SPLIT, BLOCKS), total, DOT_F32)
     value = tl.sum(total, axis=0)
