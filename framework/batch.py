@@ -119,12 +119,19 @@ class BlockDelta:
     starts  [n] int32 first block-table column that is written
     counts  [n] int32 number of blocks
     ids     [sum(counts)] int32 physical blocks
+    at      [n] int32 batch row of each of rows, where each gets the one block that it enters with this step, in a step
+            of decodes; None says nothing
     """
 
     rows: NDArray[np.int32]
     starts: NDArray[np.int32]
     counts: NDArray[np.int32]
     ids: NDArray[np.int32]
+    at: NDArray[np.int32] | None = None
+
+
+_NOTHING = np.zeros(0, np.int32)
+NO_BLOCKS = BlockDelta(_NOTHING, _NOTHING, _NOTHING, _NOTHING)
 
 
 @dataclass(slots=True)

@@ -110,7 +110,7 @@ class Scheduler(Protocol):
     def schedule(self) -> SchedulerOutput:
         """The next step. May be called again before `update` of the steps in flight (up to max_in_flight)."""
 
-    def update(self, scheduled: SchedulerOutput, output: StepOutput) -> list[NewTokens]:
+    def update(self, scheduled: SchedulerOutput, output: StepOutput) -> Sequence[NewTokens]:
         """Commits a step's tokens, publishes computed blocks, ends requests. Steps come back in order."""
 
     def has_work(self) -> bool: ...

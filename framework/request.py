@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import operator
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, InitVar, dataclass, field, fields
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from framework.batch import LogprobsColumns
     from framework.structured.constraint import Constraint
-
-    _LogprobsRow = tuple[int, float, int, NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]
 
 SEED_MIN, SEED_MAX = -(2**63), 2**64
 FLOAT_MAX = sys.float_info.max
@@ -427,6 +425,10 @@ class RequestStatus(enum.IntEnum):
 class Request:
     """One request from admission to its end. Owned and changed by the scheduler alone.
 
+    While steps go on with the same requests, token_ids, num_computed_tokens and num_in_flight may be some steps behind.
+    They are up to date wherever somebody is called who may look: a policy, a connector, an observer; in the tokens that
+    `Scheduler.update` returns, once one is read; and after `Scheduler.stats`.
+
     token_ids            every committed token: prompt, then outputs
     num_computed_tokens  tokens whose KV exists or is being computed by a step in flight
     num_in_flight        sampled tokens that steps in flight will return (async scheduling)
@@ -524,6 +526,46 @@ class NewTokens:
     ends_in_text: bool = False
 
 
+class OneEach(Sequence[NewTokens]):
+    """What a step gave `requests` where each of them got one token and goes on: `NewTokens` for whoever reads them.
+
+    requests      in batch-row order. Steps that go on share the list: the same object stands for the same requests
+    sampled       [R, 1] int32
+    has_logprobs  whether the step has logprobs, of each row that asked
+    settle        brings the requests up to date, which whoever reads the tokens may look at
+    """
+
+    __slots__ = ("_news", "_settle", "has_logprobs", "requests", "sampled")
+
+    def __init__(
+        self, requests: list[Request], sampled: NDArray[np.int32], has_logprobs: bool, settle: Callable[[], None]
+    ) -> None:
+        self.requests, self.sampled, self.has_logprobs = requests, sampled, has_logprobs
+        self._settle = settle
+        self._news: list[NewTokens] | None = None
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._all()[index]
+
+    def __iter__(self) -> Iterator[NewTokens]:
+        return iter(self._all())
+
+    def _all(self) -> list[NewTokens]:
+        if self._news is None:
+            self._settle()
+            self._news = [self.of_row(row) for row in range(len(self.requests))]
+        return self._news
+
+    def of_row(self, row: int) -> NewTokens:
+        """What a batch row got; the request itself may still be behind."""
+        request, has_logprobs = self.requests[row], self.has_logprobs
+        at = row if has_logprobs and request.params.asks_logprobs else -1
+        return NewTokens(request, [int(self.sampled[row, 0])], logprobs_row=at)
+
+
 @dataclass(frozen=True, slots=True)
 class Logprob:
     """logprob: natural log, or a logit, by `sampler.logprobs_mode`, and -inf of a masked token; rank: 1 + number of
@@ -538,12 +580,15 @@ class TokenLogprobs(Sequence[Any]):
     """A list of `{token_id: Logprob}`, one entry a token, backed by arrays; entries are built when they are read.
 
     Of a prompt the first entry is None: nothing predicts its first token.
-    Each step's row is (token id, logprob, rank, ids [m], logprobs [m], ranks [m]): the sampled token, then the k best
-    and those that the request lists, in which tokens may come twice.
+    Of each token there are its id, the columns of its step, and its row of them: three lists, since an object a token
+    would be one more for the garbage collector to look at.
     """
 
     def __init__(self, decode: Any = None) -> None:
-        self._rows: list[_LogprobsRow | None] = []
+        self._token_ids: list[int] = []
+        self._columns: list[LogprobsColumns | None] = []  # None where nothing is told
+        self._rows: list[int] = []
+        self._k = 0  # best tokens of an entry
         self._decode = decode
         self.cumulative = 0.0
 
@@ -554,7 +599,7 @@ class TokenLogprobs(Sequence[Any]):
         k  how many of the best tokens are asked for, -1 for the whole vocabulary
         """
         made = cls(decode)
-        made._rows.append(None)
+        made._token_ids, made._columns, made._rows = [token_ids[0]], [None], [-1]
         made.extend(token_ids[1:], columns, 0, k)
         return made
 
@@ -563,28 +608,35 @@ class TokenLogprobs(Sequence[Any]):
         if not token_ids:
             return
         assert columns is not None, "logprobs were asked for and the step has none"
-        for row, token_id in enumerate(token_ids, first_row):
-            self.append(token_id, float(columns.sampled[row]), int(columns.rank[row]), *columns.beside(row, k))
+        rows = range(first_row, first_row + len(token_ids))
+        self.extend_by_steps(
+            token_ids, [columns] * len(rows), rows, k, columns.sampled[rows.start : rows.stop].tolist()
+        )
 
-    def append(
+    def extend_by_steps(
         self,
-        token_id: int,
-        logprob: float,
-        rank: int,
-        top_ids: NDArray[np.int32],
-        top_logprobs: NDArray[np.float32],
-        top_ranks: NDArray[np.int32],
+        token_ids: Sequence[int],
+        columns: Sequence[LogprobsColumns],
+        rows: Sequence[int],
+        k: int,
+        logprobs: Sequence[float],
     ) -> None:
-        self._rows.append((token_id, logprob, rank, top_ids, top_logprobs, top_ranks))
-        self.cumulative += logprob
+        """Appends an entry for each token, with the columns of its step, its row of them, and its own logprob."""
+        assert len(columns) == len(token_ids), "logprobs were asked for and a step has none"
+        self._k = k
+        self._token_ids += token_ids
+        self._columns += columns
+        self._rows += rows
+        for logprob in logprobs:
+            self.cumulative += logprob
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self._entry(row) for row in self._rows[index]]
-        return self._entry(self._rows[index])
+            return [self._entry(place) for place in range(*index.indices(len(self)))]
+        return self._entry(index)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
@@ -592,31 +644,31 @@ class TokenLogprobs(Sequence[Any]):
     def __repr__(self) -> str:
         """The first entries, and few of their tokens: with -1 an entry holds the whole vocabulary."""
         more = ", ..." if len(self) > 2 else ""
-        return f"TokenLogprobs({len(self)} entries: [{', '.join(map(self._shown, self._rows[:2]))}{more}])"
+        return f"TokenLogprobs({len(self)} entries: [{', '.join(map(self._shown, range(len(self))[:2]))}{more}])"
 
-    def _shown(self, row: _LogprobsRow | None) -> str:
-        if row is None or len(row[3]) <= 3:
-            return repr(self._entry(row))
-        token_id, logprob, rank, top_ids, top_logprobs, top_ranks = row
-        entry = self._entry((token_id, logprob, rank, top_ids[:3], top_logprobs[:3], top_ranks[:3]))
-        return f"{repr(entry)[:-1]}, ...}}"
+    def _shown(self, place: int) -> str:
+        columns = self._columns[place]
+        is_long = columns is not None and len(columns.beside(self._rows[place], self._k)[0]) > 3
+        return f"{repr(self._entry(place, 3))[:-1]}, ...}}" if is_long else repr(self._entry(place))
 
     def view(self, start: int = 0) -> TokenLogprobs:
         """Entries from `start` on, sharing the arrays: what a delta output holds."""
         part = TokenLogprobs(self._decode)
-        part._rows = self._rows[start:]
-        part.cumulative = self.cumulative
+        part._token_ids, part._columns, part._rows = self._token_ids[start:], self._columns[start:], self._rows[start:]
+        part._k, part.cumulative = self._k, self.cumulative
         return part
 
-    def _entry(self, row: _LogprobsRow | None) -> dict[int, Logprob] | None:
-        if row is None:
+    def _entry(self, place: int, most: int | None = None) -> dict[int, Logprob] | None:
+        """The token itself, then the best and those that the request lists, in which tokens may come twice."""
+        token_id, columns, row = self._token_ids[place], self._columns[place], self._rows[place]
+        if columns is None:
             return None
-        token_id, logprob, rank, top_ids, top_logprobs, top_ranks = row
         text = self._decode or (lambda _: None)
-        entry = {token_id: Logprob(logprob, rank, text(token_id))}
-        for i, value, place in zip(top_ids.tolist(), top_logprobs.tolist(), top_ranks.tolist(), strict=True):
+        entry = {token_id: Logprob(float(columns.sampled[row]), int(columns.rank[row]), text(token_id))}
+        beside = [numbers[:most].tolist() for numbers in columns.beside(row, self._k)]
+        for i, value, rank in zip(*beside, strict=True):
             if i != token_id:
-                entry[i] = Logprob(value, place, text(i))
+                entry[i] = Logprob(value, rank, text(i))
         return entry
 
 

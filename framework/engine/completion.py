@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from framework.batch import LogprobsColumns
+    from framework.engine.audience import RowHeard
     from framework.request import NewTokens, SamplingParams
     from framework.tokenizer import Tokenizer
 
@@ -63,6 +64,14 @@ class Completion:
         if self.finish_reason is not None:
             self._end_text(has_end)
         return num_taken
+
+    def hear(self, heard: RowHeard, columns: Sequence[LogprobsColumns]) -> None:
+        """Takes a token each of some steps, which end nothing and of which nothing is shown yet."""
+        assert self.finish_reason is None, f"completion {self.index} has ended, and gets {heard.token_ids}"
+        self.token_ids += heard.token_ids
+        if self._logprobs is not None:
+            rows = [heard.row] * len(columns)
+            self._logprobs.extend_by_steps(heard.token_ids, columns, rows, self._num_logprobs, heard.logprobs)
 
     def _filled(self, stage: str) -> list[Any]:
         """What the stage told, with None for tokens of which it told nothing."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from framework.batch import StepOutput
 from framework.engine.stats import StepStats
+from framework.request import OneEach
 from framework.worker.step_clock import ranges
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class EngineCore:
         self._in_flight: deque[_Step] = deque()
         self._last_end = 0.0
 
-    def step(self) -> list[NewTokens]:
+    def step(self) -> Sequence[NewTokens]:
         """Runs one step and returns what it gave each request; [] when nothing was there to do."""
         self._submit()
         return self._collect() if self._in_flight else []
@@ -56,7 +57,7 @@ class EngineCore:
         while self.has_work():
             self.step()
 
-    def _collect(self) -> list[NewTokens]:
+    def _collect(self) -> Sequence[NewTokens]:
         """Waits for the oldest step in flight and commits it."""
         step = self._in_flight[0]
         assert step.future is not None, f"step {step.scheduled.step_id} was never taken by the executor"
@@ -123,16 +124,18 @@ class EngineCore:
     def stats(self) -> Mapping[str, int | float]:
         return self.scheduler.stats()
 
-    def _record(self, step: _Step, output: StepOutput, update_start: float, tokens: list[NewTokens]) -> None:
+    def _record(self, step: _Step, output: StepOutput, update_start: float, tokens: Sequence[NewTokens]) -> None:
         end = perf_counter()
         seconds = {"schedule": step.schedule_s, **output.timings, "update": end - update_start}
         wall_s = end - max(step.start, self._last_end)  # steps in flight overlap: no second is counted twice
         self._last_end = end
-        num_output_tokens = sum([len(new.token_ids) for new in tokens])
+        num_output_tokens = len(tokens) if isinstance(tokens, OneEach) else sum([len(new.token_ids) for new in tokens])
         self.last_step.record(step.scheduled, num_output_tokens, seconds, wall_s)
+        is_observed = self.events.has("on_step")
+        counts = self.scheduler.stats() if is_observed or self.events.has("on_step_end") else {}
         self.events.emit("on_step_end", self.last_step)
-        if self.events.has("on_step"):
-            self.events.emit("on_step", step.scheduled, tokens, self.last_step, self.scheduler.stats())
+        if is_observed:
+            self.events.emit("on_step", step.scheduled, list(tokens), self.last_step, counts)
 
 
 def _nothing(scheduled: SchedulerOutput) -> StepOutput:

@@ -11,13 +11,14 @@ from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from framework.engine.admission import label
+from framework.engine.audience import NOBODY, Audience
 from framework.engine.blame import culprit
 from framework.engine.home import HomeProcess
 from framework.engine.output import OutputState
 from framework.engine.output_thread import Made, OutputsInPlace, OutputThread
 from framework.engine.siblings import SIBLING_MARK
 from framework.errors import FrameworkError, KVMemoryError, PluginError, RequestError, StageError, class_and_text, shown
-from framework.request import NewTokens, OutputKind, Request, RequestOutput, SamplingParams
+from framework.request import NewTokens, OneEach, OutputKind, Request, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from framework.batch import StepOutput
@@ -50,6 +51,7 @@ class Engine:
         self._states: dict[str, OutputState] = {}
         self._streaming: set[str] = set()  # ids of those whose outputs are wanted with every step
         self._outputs: OutputsInPlace | OutputThread = OutputThread() if core.max_in_flight > 1 else OutputsInPlace()
+        self._audience = NOBODY
         self._put_back: list[RequestOutput] = []
         self._broken: BaseException | None = None
         self._home = HomeProcess("engine")
@@ -138,8 +140,18 @@ class Engine:
         self._put_back += outputs
 
     def _tell(self, new_tokens: Sequence[NewTokens], step: StepOutput | None) -> None:
-        told = [(self._states[new.request.parent_id], new) for new in new_tokens]
-        self._outputs.tell(told, step, time.perf_counter())
+        now, heard = time.perf_counter(), None
+        if not isinstance(new_tokens, OneEach):
+            told = [(self._states[new.request.parent_id], new) for new in new_tokens]
+            heard = self._audience.take()
+        else:
+            if self._audience.requests is not new_tokens.requests:
+                heard = self._audience.take()
+                self._audience = Audience(new_tokens.requests, self._states)
+            told = self._audience.hear(new_tokens, step, now)
+            if self._audience.is_full:
+                heard = self._audience.take()
+        self._outputs.tell(told, step, now, heard)
 
     def _due(self) -> list[Made]:
         """Outputs to return with this step. Whoever streams reads text while the next step computes, not a step late;
@@ -187,6 +199,7 @@ class Engine:
             self._broken = cause
             self._states.clear()
             self._streaming.clear()
+            self._audience = NOBODY
             _log.exception("the engine cannot go on after a step that failed")
             if not isinstance(failure, Exception):
                 raise

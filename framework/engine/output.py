@@ -14,7 +14,10 @@ from framework.engine.stats import RequestTimer
 from framework.request import NewTokens, OutputKind, Request, RequestOutput, RequestStatus, TokenLogprobs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from framework.batch import LogprobsColumns, StepOutput
+    from framework.engine.audience import RowHeard
     from framework.tokenizer import Tokenizer
 
 
@@ -35,8 +38,9 @@ class OutputState:
         self._is_final = p.output_kind is OutputKind.FINAL
         self._completions = [Completion(r.sample_index, r.params, tokenizer) for r in self.requests]
         self.has_siblings = len(self.requests) > 1
+        self.is_silent = self._is_final and not p.stop  # before its end nobody asks what it has got
         # Before the end there is nothing to do but to count: what nearly every row of nearly every step comes to.
-        self._is_silent = self._is_final and not p.stop and not p.asks_logprobs and p.prompt_logprobs is None
+        self._only_counts = self.is_silent and not p.asks_logprobs and p.prompt_logprobs is None
         self._has_news = False  # since the last output
         self._stopped: list[tuple[str, str]] = []
         self._error: str | None = None
@@ -59,7 +63,7 @@ class OutputState:
         """
         completion = self._completions[new.request.sample_index]
         if completion.finish_reason is None:
-            if self._is_silent and new.finish_reason is None and not new.payloads:
+            if self._only_counts and new.finish_reason is None and not new.payloads:
                 completion.token_ids += new.token_ids
                 self._timer.tokens(now, len(new.token_ids), self.request.first_scheduled_time, new.request.sample_index)
                 return None
@@ -68,6 +72,23 @@ class OutputState:
             return None
         self._has_news = False
         return self._output()
+
+    def hear(
+        self,
+        rows: Sequence[RowHeard],
+        columns: Sequence[LogprobsColumns],
+        moments: Sequence[float],
+        gaps: Sequence[float],
+    ) -> None:
+        """Takes what k steps gave, a token each to each of some of its requests, and that ended none of them.
+
+        Only of a silent state.
+        columns  logprobs of each of the steps, a row each batch row; empty without any
+        moments  [k] of the steps; gaps [k - 1] the times between them
+        """
+        for heard in rows:
+            self._completions[heard.completion].hear(heard, columns)
+        self._timer.steps(moments, gaps, self.request.first_scheduled_time, [heard.completion for heard in rows])
 
     def _take(self, completion: Completion, new: NewTokens, step: StepOutput | None, now: float) -> None:
         self._has_news = True

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from framework.batch import StepOutput
+    from framework.engine.audience import Heard
     from framework.engine.output import OutputState
     from framework.request import NewTokens, RequestOutput
 
@@ -40,9 +41,10 @@ class OutputsInPlace:
     def __init__(self) -> None:
         self._made: list[Made] = []
 
-    def tell(self, told: Told, step: StepOutput | None, now: float) -> None:
-        """What one step, or an abort, gave to requests. step: the arrays that it points into; now: monotonic seconds"""
-        self._made += _make(told, step, now)
+    def tell(self, told: Told, step: StepOutput | None, now: float, heard: Heard | None = None) -> None:
+        """What one step, or an abort, gave to requests. step: the arrays that it points into; now: monotonic seconds;
+        heard: what steps before it gave to silent ones"""
+        self._made += _make(told, step, now, heard)
 
     def ready(self) -> list[Made]:
         """Outputs that were made and not taken yet, in the order in which they were told."""
@@ -64,9 +66,9 @@ class OutputThread:
         self._thread = TaskThread("framework-output")
         self._pending: list[Future[list[Made]]] = []
 
-    def tell(self, told: Told, step: StepOutput | None, now: float) -> None:
-        if told:
-            self._pending.append(self._thread.submit(_make, told, step, now))
+    def tell(self, told: Told, step: StepOutput | None, now: float, heard: Heard | None = None) -> None:
+        if told or heard is not None:
+            self._pending.append(self._thread.submit(_make, told, step, now, heard))
 
     def ready(self) -> list[Made]:
         made: list[Made] = []
@@ -85,7 +87,9 @@ class OutputThread:
         self._thread.stop()
 
 
-def _make(told: Told, step: StepOutput | None, now: float) -> list[Made]:
+def _make(told: Told, step: StepOutput | None, now: float, heard: Heard | None) -> list[Made]:
+    if heard is not None:
+        heard.tell()
     last = {state: place for place, (state, _) in enumerate(told) if state.has_siblings}
     made = []
     for place, (state, new) in enumerate(told):

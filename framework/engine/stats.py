@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from framework.request import RequestMetrics
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from framework.batch import SchedulerOutput
 
 OVERHEAD_PARTS = ("schedule", "rows", "prepare", "plan", "post", "update")
@@ -45,7 +47,8 @@ class StepStats:
         """Adds one step. wall_s: what it added to the time of the steps before it, which may overlap it."""
         self.num_steps += 1
         # few numbers: a list is summed sooner than an array
-        self.num_rows, self.num_tokens = scheduled.num_rows, sum(scheduled.num_scheduled_tokens.tolist())
+        self.num_rows = num_rows = scheduled.num_rows
+        self.num_tokens = num_rows if scheduled.only_decodes else sum(scheduled.num_scheduled_tokens.tolist())
         self.num_prompt_tokens, self.num_output_tokens = scheduled.num_prompt_tokens, num_output_tokens
         self.total_prefill_tokens += self.num_prompt_tokens
         self.total_decode_tokens += num_output_tokens
@@ -85,6 +88,16 @@ class RequestTimer:
         m.itl.extend([0.0] * (count - 1))
         self._last[index] = now
         self._num_tokens[index] += count
+
+    def steps(
+        self, moments: Sequence[float], gaps: Sequence[float], first_scheduled: float | None, indices: Sequence[int]
+    ) -> None:
+        """One new token of each of some completions at each of the moments; gaps: the times between these."""
+        for index in indices:
+            self.tokens(moments[0], 1, first_scheduled, index)
+            self._last[index] = moments[-1]
+            self._num_tokens[index] += len(gaps)
+        self.metrics.itl += gaps if len(indices) == 1 else [gap for gap in gaps for _ in indices]
 
     def snapshot(self) -> RequestMetrics:
         """The metrics so far, out of reach of later tokens."""

@@ -1,56 +1,102 @@
 """Decodes that go on: while the same requests compute a token each, a step follows from the one before it.
 
 Nearly every step of a busy engine is such a one, and it finds the caches full of weights: what it does not do counts.
+So nothing is done a request a step: the course keeps what its requests have got, and tells them when somebody may look.
 The scheduler starts a course behind a step of decodes and drops it as soon as a request arrives, leaves or yields.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from framework.batch import BlockOps, SchedulerOutput
+import numpy as np
+
+from framework.batch import NO_BLOCKS, BlockDelta, BlockOps, SchedulerOutput
+from framework.request import OneEach
 from framework.scheduler.ledger import StepRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from numpy.typing import NDArray
 
-    from framework.batch import BlockDelta
+    from framework.batch import StepOutput
     from framework.request import Request
+    from framework.scheduler.block_pool import BlockPool
+
+MAX_UNTOLD = 64
+"""Steps after which the requests are told in any case: a longer silence would end in a longer pause."""
+
+
+@dataclass(slots=True)
+class Entering:
+    """Requests that begin a block in the same steps, once every `block_size` steps.
+
+    at, rows   [n] their batch rows, and their rows of the request table, int32
+    columns    [n] int32 block-table column of the block that they begin next
+    each       [n] int32 ones
+    num_told   committed steps of which they have the tokens already
+    """
+
+    requests: list[Request]
+    at: NDArray[np.int32]
+    rows: NDArray[np.int32]
+    columns: NDArray[np.int32]
+    each: NDArray[np.int32]
+    num_told: int = 0
 
 
 class Course:
     """The steps behind `step`, one of decodes in which every running request ran and drew.
 
+    Between `emit` and `settle` the requests' `token_ids`, `num_computed_tokens` and `num_in_flight` are behind.
+
     room      steps until one of the requests draws its last token: that step is decided anew
     requests  all running requests, in batch-row order
     """
 
-    def __init__(self, step: StepRecord, block_size: int) -> None:
-        self.requests, self._block_size, self._age = step.requests, block_size, 0
+    def __init__(self, step: StepRecord, block_size: int, num_groups: int) -> None:
+        self.requests, self._block_size, self._num_groups, self._age = step.requests, block_size, num_groups, 0
         self._last = replace(step.scheduled, new=[], finished=[], preempted=[], aborted=[], block_ops=BlockOps())
         self._generations = step.generations
         self.room = min([r.max_total_tokens - len(r.token_ids) - r.num_in_flight for r in self.requests]) - 1
+        self._no_blocks = (NO_BLOCKS,) * num_groups
         # at the age of this index, and then once a block, the request's token is the first of a block
-        self._entering: list[list[Request]] = [[] for _ in range(block_size)]
-        for request in self.requests:
-            self._entering[-request.num_computed_tokens % block_size].append(request)
+        self._entering: list[Entering | None] = [None] * block_size
+        self._find_entering(step.scheduled)
         sets = chain.from_iterable((r.eos_token_ids, r.stop_token_ids) for r in self.requests)
         self._endings = frozenset().union(*{id(s): s for s in sets}.values())
+        self._num_ahead = 0  # steps emitted that the requests' counters do not hold yet
+        self._num_taken = 0  # steps that came back of which the requests do not know yet
+        self._tokens = np.empty((len(self.requests), MAX_UNTOLD), np.int32)  # of those
+
+    def _find_entering(self, scheduled: SchedulerOutput) -> None:
+        computed = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
+        ages = -computed % self._block_size
+        columns = -(-computed // self._block_size)
+        for age in set(ages.tolist()):
+            at = (ages == age).nonzero()[0].astype(np.int32)
+            requests = [self.requests[i] for i in at.tolist()]
+            each = np.ones(len(at), np.int32)
+            self._entering[age] = Entering(requests, at, scheduled.rows[at], columns[at].astype(np.int32), each)
+
+    # -------------------------------------------------------------------------------------------- going on
 
     @property
-    def entering(self) -> Sequence[Request]:
-        """Requests that begin a block in the next step."""
+    def num_entering(self) -> int:
+        """Blocks that the next step takes."""
+        entering = self._next_entering()
+        return 0 if entering is None else len(entering.requests) * self._num_groups
+
+    def _next_entering(self) -> Entering | None:
         return self._entering[self._age % self._block_size]
 
-    def emit(self, step_id: int, deltas: tuple[BlockDelta, ...]) -> StepRecord:
-        """The next step. Moves the requests' optimistic counters on."""
-        for request in self.requests:
-            request.num_computed_tokens += 1
-            request.num_in_flight += 1
+    def emit(self, step_id: int, pool: BlockPool) -> StepRecord:
+        """The next step, with blocks for those that begin one."""
+        deltas = self._enter(pool)
         self.room -= 1
         self._age += 1
+        self._num_ahead += 1
         last = self._last  # nothing arrives or leaves: its empty lists serve again
         self._last = scheduled = SchedulerOutput(
             step_id=step_id,
@@ -69,8 +115,62 @@ class Course:
             goes_on=True,
         )
         # a request that enters a block with the next step fills its last one with this
-        return StepRecord(scheduled, self.requests, self._generations, self, self.entering)
+        return StepRecord(scheduled, self.requests, self._generations, self, self._next_entering())
 
-    def may_end(self, token_ids: Iterable[int]) -> bool:
-        """Whether one of the tokens ends one of the requests; False is certain."""
-        return not self._endings.isdisjoint(token_ids)
+    def _enter(self, pool: BlockPool) -> tuple[BlockDelta, ...]:
+        entering = self._next_entering()
+        if entering is None:
+            return self._no_blocks
+        requests, columns, n = entering.requests, entering.columns, len(entering.requests)
+        blocks = pool.allocate(n * self._num_groups)
+        pool.write(blocks)
+        expected, deltas = columns.tolist(), []
+        for group in range(self._num_groups):
+            ids = blocks[group * n : (group + 1) * n]
+            for request, column, block in zip(requests, expected, ids, strict=True):
+                held = request.block_ids[group]
+                assert len(held) == column, f"request {request.request_id} holds {len(held)} blocks, not {column}"
+                held.append(block)
+            deltas.append(BlockDelta(entering.rows, columns, entering.each, np.array(ids, np.int32), entering.at))
+        entering.columns = columns + 1  # the step keeps its own
+        return tuple(deltas)
+
+    # ------------------------------------------------------------------------------------------ coming back
+
+    def is_served_by(self, output: StepOutput) -> bool:
+        """Whether every row drew one token, and none of these ends a request or brings along more than logprobs."""
+        if output.errors or output.told or output.prompt_logprobs:
+            return False
+        sampled = output.sampled
+        if sampled.shape != (len(self.requests), 1) or not output.num_valid.all():
+            return False
+        return not self._endings or self._endings.isdisjoint(sampled[:, 0].tolist())
+
+    def take(self, output: StepOutput) -> OneEach:
+        """Keeps the tokens of a step that came back, the oldest of which the requests do not know yet."""
+        self._tokens[:, self._num_taken] = output.sampled[:, 0]
+        self._num_taken += 1
+        if self._num_taken == MAX_UNTOLD:
+            self.settle()
+        return OneEach(self.requests, output.sampled, output.logprobs is not None, self.settle)
+
+    def tell(self, entering: Entering) -> None:
+        """Gives some of the requests their tokens, and leaves their counters behind."""
+        tokens = self._tokens[entering.at, entering.num_told : self._num_taken].tolist()
+        entering.num_told = self._num_taken
+        for request, new in zip(entering.requests, tokens, strict=True):
+            request.token_ids += new
+
+    def settle(self) -> None:
+        """Brings all requests up to date. Ends nothing; a course that has ended was settled."""
+        ahead, taken = self._num_ahead, self._num_taken
+        if not (ahead or taken):
+            return
+        for entering in filter(None, self._entering):
+            if taken:
+                self.tell(entering)
+                entering.num_told = 0
+        self._num_ahead = self._num_taken = 0
+        for request in self.requests:
+            request.num_computed_tokens += ahead
+            request.num_in_flight += ahead - taken

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from framework.batch import SchedulerOutput
     from framework.request import Request
+    from framework.scheduler.course import Entering
 
 
 @dataclass(slots=True)
@@ -24,7 +25,7 @@ class StepRecord:
     generations  `num_preemptions` of each request when the step was made: a request that was preempted since then has
                  another one, and the step's tokens are not its own any more
     course       the `Course` that made the step, to be compared with the one of now; None when it was decided anew
-    filling      requests that fill a block with it; known of a step of a course only
+    filling      requests that fill a block with it, None for nobody; known of a step of a course only
     sources      blocks that it copies: held until it comes back
     """
 
@@ -32,7 +33,7 @@ class StepRecord:
     requests: list[Request]
     generations: list[int]
     course: object | None = None
-    filling: Sequence[Request] = ()
+    filling: Entering | None = None
     sources: Sequence[int] = ()
 
 

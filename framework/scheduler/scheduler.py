@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from framework.errors import ConfigError, NotBuiltError, RequestError
 from framework.interfaces import Capabilities
+from framework.nulls import NoConnector
 from framework.request import NewTokens, Request, RequestStatus
 from framework.scheduler.block_pool import BlockPool
 from framework.scheduler.constrained import grammar_rows
-from framework.scheduler.course import Course
+from framework.scheduler.course import Course, Entering
 from framework.scheduler.endings import append_tokens, stays
 from framework.scheduler.ledger import Kept, Ledger, StepRecord
 from framework.scheduler.parked import Loading, Parked
 from framework.scheduler.prefix_cache import PrefixCache
 from framework.scheduler.siblings import Fork, fork_of, is_worth_waiting, num_shared, wants_fork
-from framework.scheduler.step_plan import Leaving, StepPlan, block_deltas
+from framework.scheduler.step_plan import Leaving, StepPlan
 from framework.scheduler.swap_space import SwapSpace
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class Scheduler:
         self._ctx = ctx
         self._policy = ctx.policy
         self._connector = ctx.connector
+        self._is_watched = type(ctx.connector) is not NoConnector  # it holds requests, and may look at any call
         self._num_groups = len(ctx.groups)
         self._block_size = ctx.groups[0].block_size
         self.pool = BlockPool(ctx.num_blocks)
@@ -134,6 +136,7 @@ class Scheduler:
     def add_request(self, request: Request) -> None:
         """Queues a request. Raises what `check_request` raises."""
         self.check_request(request)
+        self._settle()
         self._requests[request.request_id] = request
         insort_right(self._waiting, request, key=_by_arrival)
         if request.constraint is not None:
@@ -192,7 +195,9 @@ class Scheduler:
 
         The prefix counters and connector_hit_tokens hold tokens of first admissions only. num_swap_fallbacks counts
         preemptions that found no room in host memory, num_waiting those that wait for a load as well.
+        Requests are up to date afterwards: between steps that go on, their counters may be behind.
         """
+        self._settle()
         return {
             "num_waiting": len(self._waiting) + len(self._parked.loading),
             "num_running": len(self._running),
@@ -209,6 +214,8 @@ class Scheduler:
         """The next step; without any row when all requests wait for steps in flight."""
         assert len(self._ledger) < self._ctx.max_in_flight, f"{len(self._ledger)} steps in flight already"
         step = self._go_on() or self._decide()
+        if self._is_watched:
+            self._settle()
         self._next_step_id += 1
         step.scheduled.connector_meta = self._connector.build_meta(step.scheduled)
         self._ledger.push(step)
@@ -219,22 +226,23 @@ class Scheduler:
         if self._decodes is None or (self._waiting and self._free_rows):
             return None
         if self._course is None:
-            self._course = Course(self._decodes, self._block_size)
+            self._course = Course(self._decodes, self._block_size, self._num_groups)
         course = self._course
-        entering = course.entering
-        if course.room < 1 or self.pool.num_free < len(entering) * self._num_groups:
+        if course.room < 1 or self.pool.num_free < course.num_entering:
             return None
-        columns: dict[Request, int] = {}
-        for request in entering:
-            column = request.num_computed_tokens // self._block_size
-            for blocks in request.block_ids:
-                assert len(blocks) == column, f"request {request.request_id} holds {len(blocks)} blocks, not {column}"
-                blocks += self.pool.allocate(1)
-                self.pool.write(blocks[-1:])
-            columns[request] = column
-        return course.emit(self._next_step_id, block_deltas(columns, self._num_groups))
+        return course.emit(self._next_step_id, self.pool)
+
+    def _settle(self) -> None:
+        """Brings the requests up to date, for whoever may look at them now."""
+        if self._course is not None:
+            self._course.settle()
+
+    def _end_course(self) -> None:
+        self._settle()
+        self._decodes = self._course = None
 
     def _decide(self) -> StepRecord:
+        self._settle()
         before = self._decodes
         plan = StepPlan(self._ctx.max_num_batched_tokens)
         try:
@@ -266,7 +274,7 @@ class Scheduler:
         for request in plan.new:
             self._send_back(request)
         self._leaving = leaving  # nobody has been told of the rows of those that arrived
-        self._decodes = self._course = None
+        self._end_course()
 
     def _lose(self, scheduled: SchedulerOutput, connector_meta: Any) -> None:
         self._swap.lose(scheduled.block_ops.swap_out)
@@ -274,7 +282,7 @@ class Scheduler:
 
     def _stop_running(self, request: Request) -> None:
         self._running.remove(request)
-        self._decodes = self._course = None
+        self._end_course()
 
     def _continue_running(self, plan: StepPlan) -> None:
         block_size = self._block_size
@@ -524,7 +532,7 @@ class Scheduler:
 
     # -------------------------------------------------------------------------------------------- update
 
-    def update(self, scheduled: SchedulerOutput, output: StepOutput) -> list[NewTokens]:
+    def update(self, scheduled: SchedulerOutput, output: StepOutput) -> Sequence[NewTokens]:
         """Commits the oldest step in flight: publishes its blocks, appends its tokens, ends requests.
 
         Returns an entry for each request that got tokens or ended. Rows of requests that were aborted or preempted
@@ -537,27 +545,32 @@ class Scheduler:
             self._lose(scheduled, scheduled.connector_meta)
         if output.connector is not None:
             self._take_transfers(output.connector)  # first: rows of a failed load draw nothing
-        course = self._course
-        tokens = _plain_tokens(output, course) if course is not None and step.course is course else None
-        news = self._commit_rows(step, output) if tokens is None else self._commit_course(step, tokens)
+        news = self._commit(step, output)
         if self._compiling and not output.is_lost:  # what is told of a lost step is not heard
-            news += self._end_uncompiled()
+            news = [*news, *self._end_uncompiled()]
         for kept in self._ledger.release(scheduled.step_id):
             self._free_rows.append(kept.row)
             if not self._parked.take_over(kept.lease, kept.blocks):
                 self.pool.free(kept.blocks)
         return news
 
-    def _commit_course(self, step: StepRecord, sampled: list[list[int]]) -> list[NewTokens]:
-        """`_commit_rows` where every request gets one token and goes on."""
-        for request in step.filling:
-            self._cache.commit(request, request.num_published_blocks + 1)
-        news = []
-        for request, tokens in zip(step.requests, sampled, strict=True):
-            request.num_in_flight -= 1
-            request.token_ids += tokens
-            news.append(NewTokens(request, tokens))
+    def _commit(self, step: StepRecord, output: StepOutput) -> Sequence[NewTokens]:
+        course = self._course
+        if course is None or step.course is not course or not course.is_served_by(output):
+            self._settle()  # these tokens come behind those that the course keeps
+            return self._commit_rows(step, output)
+        if step.filling is not None:
+            self._commit_filled(course, step.filling)
+        news = course.take(output)
+        if self._is_watched:
+            course.settle()
         return news
+
+    def _commit_filled(self, course: Course, filling: Entering) -> None:
+        if self._ctx.prefix_caching:
+            course.tell(filling)  # the keys of blocks are made of their tokens
+        for request in filling.requests:
+            self._cache.commit(request, request.num_published_blocks + 1)
 
     def _commit_rows(self, step: StepRecord, output: StepOutput) -> list[NewTokens]:
         news: list[NewTokens] = []
@@ -729,16 +742,6 @@ class Scheduler:
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
-
-
-def _plain_tokens(output: StepOutput, course: Course) -> list[list[int]] | None:
-    """`sampled` where every row drew one token, and none of these ends a request or brings anything along."""
-    if output.errors or output.logprobs is not None or output.told:
-        return None
-    if output.sampled.shape[1] != 1 or 0 in output.num_valid.tolist():
-        return None
-    sampled: list[list[int]] = output.sampled.tolist()
-    return None if course.may_end([token for (token,) in sampled]) else sampled
 
 
 def _told_of_rows(told: Mapping[str, list[Any]], first: int, count: int) -> dict[str, list[Any]]:

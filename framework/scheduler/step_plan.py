@@ -11,12 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from framework.batch import BlockDelta, BlockOps, NewRequest, SchedulerOutput
+from framework.batch import NO_BLOCKS, BlockDelta, BlockOps, NewRequest, SchedulerOutput
 from framework.request import Request
 from framework.scheduler.ledger import StepRecord
-
-_NOTHING = np.zeros(0, np.int32)
-_NO_BLOCKS = BlockDelta(_NOTHING, _NOTHING, _NOTHING, _NOTHING)
 
 
 @dataclass(slots=True)
@@ -100,7 +97,7 @@ class StepPlan:
 def block_deltas(columns: Mapping[Request, int], num_groups: int) -> tuple[BlockDelta, ...]:
     """The blocks of each KV group that requests got; columns as in `StepPlan`."""
     if not columns:
-        return (_NO_BLOCKS,) * num_groups
+        return (NO_BLOCKS,) * num_groups
     return tuple([_block_delta(columns, group) for group in range(num_groups)])
 
 

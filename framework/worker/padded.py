@@ -94,7 +94,9 @@ def entered_blocks(scheduled: SchedulerOutput, block_sizes: Sequence[int]) -> li
     rows, entered = scheduled.rows, []
     for delta, size in zip(scheduled.new_block_ids, block_sizes, strict=True):
         blocks = np.full(len(rows), NULL_BLOCK, np.int32)
-        if len(delta.rows):
+        if delta.at is not None:
+            blocks[delta.at] = delta.ids
+        elif len(delta.rows):
             at = _places(rows, delta.rows)
             is_one_each = len(delta.ids) == len(delta.rows) and at is not None
             if not is_one_each or (delta.starts != scheduled.num_computed_tokens[at] // size).any():

@@ -279,7 +279,7 @@ def test_logits_whose_logprobs_are_rounded_alike_keep_their_own_ranks(bench):
     assert found.top_ids[0].tolist() == [0, 3, 4, 2, 1, 5]
     assert found.top_ranks[0].tolist() == [1, 2, 2, 4, 5, 6]
     entries = TokenLogprobs()
-    entries.append(0, 0.0, 1, found.top_ids[0], found.top_logprobs[0], found.top_ranks[0])
+    entries.extend([0], found, 0, 6)
     assert {i: e.rank for i, e in entries[0].items()} == {0: 1, 3: 2, 4: 2, 2: 4, 1: 5, 5: 6}
 
 
