@@ -33,6 +33,7 @@ from framework.plugins import Registry, registry
 from framework.request import SamplingParams
 from framework.sampling.capabilities import check_composition
 from framework.sampling.deployed import Deployed
+from framework.sampling.fused import OF_ONE_STEP
 from framework.testing.byte_model import MAX_MODEL_LEN, quiet, save_byte_model
 from framework.testing.stage_bench import StageBench, StageCase, context
 from framework.testing.stage_derive import derived
@@ -43,7 +44,6 @@ WORDS = {
     "async": "engine.async_scheduling=true",
     "batch_invariant": "engine.batch_invariant=true",
     "drafts": "draft tokens",
-    "graph_safe": "captured steps",
 }
 """Words that an engine asks every stage to keep, and what asks for them; the contract suite checks each."""
 KINDS = ("backend", "attention", "policy", "kv_connector", "grammar")
@@ -251,10 +251,26 @@ def _words(plugins: Registry) -> Iterator[str]:
             is_refused = word not in keeps
             assert (composed(plugins, [name], frozenset({word})) is not None) == is_refused, (name, word)
             cells.append("refused" if is_refused else "tested" if name in cases else "unknown")
-        rows.append([f"`{name}`", *cells, "tested" if name in cases else "unknown"])
+        rows.append([f"`{name}`", *cells, "tested" if name in cases else "unknown", _place(plugins, name)])
     yield "## Sampler stages and modes of the engine"
-    yield "The contract suite records captured steps and runs them again for other rows: no backend captures yet."
-    yield _table(["", *WORDS.values(), "preemption"], rows)
+    yield PLACES
+    yield _table(["", *WORDS.values(), "preemption", "where it runs"], rows)
+
+
+PLACES = """\
+On a backend that captures steps a stage is `inside` of the captured step where it is `graph_safe` (the contract suite
+records such steps and runs them again for other rows), or where the backend has an operation in its place. A step whose
+rows want another stage runs its sampler `behind` the captured part: [performance.md](performance.md)."""
+
+
+def _place(plugins: Registry, name: str) -> str:
+    """Where a step that is captured runs the stage, with a backend that has every operation."""
+    spec = plugins.load_target("stage", name).spec
+    if spec.kind == "observe" or spec.fused in OF_ONE_STEP or (spec.kind == "select" and spec.fused is None):
+        return "behind"
+    if spec.fused is not None and "kept_set" in spec.caps.keeps:
+        return "inside, as an operation"
+    return "inside" if "graph_safe" in spec.caps.keeps else "behind"
 
 
 def _pairs(plugins: Registry) -> Iterator[str]:
