@@ -52,7 +52,7 @@ HOST_PARTS = ("schedule", "rows", "prepare", "plan", "forward", "sample", "post"
 """Of `StepStats.seconds`: all but the wait. A step that is one graph has its launch in `forward`."""
 KERNELS = {
     "attention": r"\b(decode|prompt|items|write)_kernel",
-    "matrices": r"gemm|gemv|nvjet|cutlass|splitK|few_rows_kernel|matrix_kernel",
+    "matrices": r"gemm|gemv|nvjet|cutlass|splitK|(few_rows|matrix|split)_kernel",
     "norms, gate, rotation": r"\b(norm|gate|rotate)_kernel",
     "sampling": r"\b(group|choose|settle|apply|logprobs)_kernel",
     "step": r"\b(prepare|decodes|post_update|outbox|rows|spans)_kernel",

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -106,7 +107,7 @@ def test_every_kernel_of_ours_has_a_kind(cuda):
     names = [name for source in sources for name in re.findall(r"^def (\w+_kernel)\(", source, re.MULTILINE)]
     assert len(names) > 10
     unknown = [name for name in names if not any(re.search(kind, name) for kind in cuda.KERNELS.values())]
-    assert unknown == []
+    assert unknown == [], "put them into KERNELS of benchmarks/cuda.py"
 
 
 def test_throughput_counts_output_tokens_of_passes_behind_a_warm_one(small, llm):
@@ -148,3 +149,23 @@ def test_what_a_failed_part_has_left_is_ended(small, llm):
     llm.engine.step()
     small.abort_all(llm.engine)
     assert not llm.engine.has_unfinished_requests()
+
+
+def test_a_run_leaves_its_report_with_floors_and_with_what_failed(small, script, monkeypatch, tmp_path):
+    words = ["backend=cpu", "engine.load_format=dummy", "engine.dtype=float32", "scheduler.max_num_seqs=2"]
+    monkeypatch.setattr(small, "FIXED", (*words, "engine.max_model_len=256"))
+    monkeypatch.setattr(small, "SHAPES", {"tiny": TINY})
+    monkeypatch.setattr(small, "measure_ceilings", lambda dtype: script("floors").Ceilings(2e9, 1e9))
+    monkeypatch.setattr(small, "facts_of", lambda shape: {"shape": shape})
+    args = SimpleNamespace(
+        shape="tiny", parts="bd", batches="3", reps=1, out=tmp_path, words=["kv_cache.num_blocks=40"]
+    )
+    small.measure(script("figures").Report("cuda-tiny", tmp_path), args, tmp_path)
+    told = json.loads((tmp_path / "cuda-tiny.json").read_text())
+    assert [one["part"] for one in told["figures"] if one["part"] != "start-up"] == ["d"]
+    assert len(told["errors"]) == 1, "three requests do not decode together in two rows"
+    assert told["errors"][0].startswith("part b failed: RuntimeError: 3 prompts of 20 tokens")
+    prompt = told["figures"][-1]
+    assert prompt["over_floor"] == pytest.approx(prompt["median"] / prompt["floor"])
+    assert (told["facts"]["shape"], told["facts"]["product"]) == ("tiny", "0 TFLOP/s")
+    assert told["facts"]["engine"]["num_blocks"] == 40
