@@ -51,7 +51,7 @@ class Course:
 
     Between `emit` and `settle` the requests' `token_ids`, `num_computed_tokens` and `num_in_flight` are behind.
 
-    room      steps until one of the requests draws its last token: that step is decided anew
+    room      steps that can follow, up to the one in which one of the requests draws its last token
     requests  all running requests, in batch-row order
     """
 
@@ -59,37 +59,37 @@ class Course:
         self.requests, self._block_size, self._num_groups, self._age = step.requests, block_size, num_groups, 0
         self._last = replace(step.scheduled, new=[], finished=[], preempted=[], aborted=[], block_ops=BlockOps())
         self._generations = step.generations
-        self.room = min([r.max_total_tokens - len(r.token_ids) - r.num_in_flight for r in self.requests]) - 1
+        self.room = min([r.max_total_tokens - len(r.token_ids) - r.num_in_flight for r in self.requests])
         self._no_blocks = (NO_BLOCKS,) * num_groups
-        # at the age of this index, and then once a block, the request's token is the first of a block
-        self._entering: list[Entering | None] = [None] * block_size
-        self._find_entering(step.scheduled)
+        # at the age of this index, and then once a block, the tokens of these batch rows are the first of a block
+        self._entering_rows: list[list[int]] = [[] for _ in range(block_size)]
+        for row, request in enumerate(self.requests):
+            self._entering_rows[-request.num_computed_tokens % block_size].append(row)
+        self._entering: dict[int, Entering] = {}  # the same, made when their age has come
         sets = chain.from_iterable((r.eos_token_ids, r.stop_token_ids) for r in self.requests)
         self._endings = frozenset().union(*{id(s): s for s in sets}.values())
         self._num_ahead = 0  # steps emitted that the requests' counters do not hold yet
         self._num_taken = 0  # steps that came back of which the requests do not know yet
         self._tokens = np.empty((len(self.requests), MAX_UNTOLD), np.int32)  # of those
 
-    def _find_entering(self, scheduled: SchedulerOutput) -> None:
-        computed = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
-        ages = -computed % self._block_size
-        columns = -(-computed // self._block_size)
-        for age in set(ages.tolist()):
-            at = (ages == age).nonzero()[0].astype(np.int32)
-            requests = [self.requests[i] for i in at.tolist()]
-            each = np.ones(len(at), np.int32)
-            self._entering[age] = Entering(requests, at, scheduled.rows[at], columns[at].astype(np.int32), each)
-
     # -------------------------------------------------------------------------------------------- going on
 
     @property
     def num_entering(self) -> int:
         """Blocks that the next step takes."""
-        entering = self._next_entering()
-        return 0 if entering is None else len(entering.requests) * self._num_groups
+        return len(self._entering_rows[self._age % self._block_size]) * self._num_groups
 
     def _next_entering(self) -> Entering | None:
-        return self._entering[self._age % self._block_size]
+        age = self._age % self._block_size
+        rows = self._entering_rows[age]
+        if rows and age not in self._entering:
+            self._entering[age] = self._make_entering(rows)
+        return self._entering.get(age)
+
+    def _make_entering(self, rows: list[int]) -> Entering:
+        requests, at = [self.requests[row] for row in rows], np.array(rows, np.int32)
+        columns = [(request.num_computed_tokens + self._num_ahead) // self._block_size for request in requests]
+        return Entering(requests, at, self._last.rows[at], np.array(columns, np.int32), np.ones(len(at), np.int32))
 
     def emit(self, step_id: int, pool: BlockPool) -> StepRecord:
         """The next step, with blocks for those that begin one."""
@@ -114,6 +114,8 @@ class Course:
             only_decodes=True,
             goes_on=True,
         )
+        if not self.room:  # tokens that end a request are none of a course
+            return StepRecord(scheduled, self.requests, self._generations)
         # a request that enters a block with the next step fills its last one with this
         return StepRecord(scheduled, self.requests, self._generations, self, self._next_entering())
 
@@ -166,11 +168,13 @@ class Course:
         ahead, taken = self._num_ahead, self._num_taken
         if not (ahead or taken):
             return
-        for entering in filter(None, self._entering):
-            if taken:
-                self.tell(entering)
-                entering.num_told = 0
+        tokens = self._tokens[:, :taken].tolist()
+        for entering in self._entering.values():
+            for row in entering.at.tolist() if entering.num_told else ():
+                del tokens[row][: entering.num_told]
+            entering.num_told = 0
         self._num_ahead = self._num_taken = 0
-        for request in self.requests:
+        for request, new in zip(self.requests, tokens, strict=True):
             request.num_computed_tokens += ahead
             request.num_in_flight += ahead - taken
+            request.token_ids += new

@@ -85,3 +85,17 @@ def test_tpot_of_completions_of_one_token_is_none():
     timer.tokens(2.0, 1, 0.5, 1)
     timer.finish(2.0)
     assert (timer.metrics.tpot, timer.metrics.itl) == (None, [])
+
+
+@pytest.mark.parametrize("indices", [[0], [1, 0, 2]])
+def test_moments_of_several_steps_count_like_each_for_itself(indices):
+    moments = [3.0, 4.5, 7.25]
+    one, other = RequestTimer(0.0, added=1.0, n=3), RequestTimer(0.0, added=1.0, n=3)
+    for timer in (one, other):
+        timer.tokens(2.0, 1, 1.5, 1)
+    for now, index in [(now, index) for now in moments for index in indices]:
+        one.tokens(now, 1, 1.5, index)
+    other.steps(moments, [1.5, 2.75], 1.5, indices)
+    for timer in (one, other):
+        timer.finish(9.0)
+    assert other.metrics == one.metrics and len(one.metrics.itl) == len(indices) * 3 - (2 if 1 in indices else 1)

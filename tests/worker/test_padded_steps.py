@@ -189,6 +189,12 @@ def test_blocks_that_rows_enter_are_told_by_row() -> None:
     assert blocks is not None and blocks.tolist() == [71, 0, 70]
 
 
+def test_blocks_of_batch_rows_that_the_scheduler_names_are_not_searched_for() -> None:
+    step = scheduled([5, 2, 9], [8, 3, 12], ([9, 5], [3, 2], [1, 1], [70, 71], [2, 0]))
+    (blocks,) = entered_blocks(step, [4]) or [None]
+    assert blocks is not None and blocks.tolist() == [71, 0, 70]
+
+
 @pytest.mark.parametrize(
     "delta",
     [
