@@ -19,9 +19,10 @@ from framework_backends.triton import activations, norms
 from framework_backends.triton.launches import launch_words, launches_dependent
 from framework_backends.triton.matrices import matrix_kernel
 from framework_backends.triton.products import Row, Target, few_rows_kernel, gemv_kernel
+from framework_backends.triton.splits import split_kernel
 
-FEW = 16
-"""Rows of one matrix instruction: up to here more rows cost `few_rows_kernel` next to nothing."""
+FEW, SOME = 16, 64
+"""Most rows of `few_rows_kernel`, for which those of one matrix instruction cost the same, and of `split_kernel`."""
 
 
 class CudaLinearPacker:
@@ -64,18 +65,30 @@ class FewTiles:
 
 
 @dataclass(frozen=True)
+class SplitTiles:
+    """How `split_kernel` shares out a weight: rows of it and columns of a piece, programs that share a tile, and pieces
+    on the way at a time."""
+
+    rows: int
+    columns: int
+    parts: int
+    stages: int
+
+
+@dataclass(frozen=True)
 class Tiles:
-    """Tiles for one row, and for 2 to FEW rows; None where torch multiplies."""
+    """Tiles for one row, for 2 to FEW rows, and for FEW + 1 to SOME; None where torch multiplies."""
 
     one: RowTiles | None = None
-    few: FewTiles | None = None
+    few: FewTiles | SplitTiles | None = None
+    some: SplitTiles | None = None
 
 
 def choose_tiles(dtype: torch.dtype, rows: int, columns: int) -> Tiles:
     """Tiles for a weight [rows, columns] of 16 bits, if its rows begin at vectors of 16 bytes; none for others."""
     if dtype.itemsize != 2 or columns % 8:
         return Tiles()
-    return Tiles(_one_row(rows, columns), _few_rows(rows, columns))
+    return Tiles(_one_row(rows, columns), _few_rows(rows, columns), _some_rows(rows, columns))
 
 
 _HEAD_ROWS = 65536  # vocabularies: so many programs that each may have little in flight
@@ -98,26 +111,50 @@ def _one_row(rows: int, columns: int) -> RowTiles:
     return RowTiles(2, 1024 if columns < _WIDE and columns % 2048 else 2048, warps=4, ahead=3)
 
 
-def _few_rows(rows: int, columns: int) -> FewTiles | None:
-    """Measured like those of one row, 16 rows: 4096 x 1024 4.1 (5.0), 1024 x 2048 3.3 (6.1), 2 * 3072 x 1024 5.5 (6.0
-    and 1.4 for the gate), 1024 x 3072 4.1 (7.0)."""
-    if rows >= _HEAD_ROWS or columns >= _WIDE:
-        return None
-    if columns <= 1024:
-        return FewTiles(16, warps=2, blocks=16, ahead=2)
-    return FewTiles(16, warps=4, blocks=8, ahead=3)
+def _few_rows(rows: int, columns: int) -> FewTiles | SplitTiles | None:
+    """As `_one_row`, for 16 rows; the times of cuBLAS have the gate's launch where a layer has one.
+
+    4096 x 1024 4.1 (5.0), 1024 x 2048 3.3 (6.1), 2 * 3072 x 1024 5.5 (7.0), 1024 x 3072 4.1 (7.0), 2 * 14336 x 4096
+    58.3 (58.9), 4096 x 14336 30.1 (31.6), 151936 x 1024 77 (79), 128256 x 4096 244 (249). For 6144 x 4096 and
+    4096 x 4096, 14.9 (15.5) and 11.6 (12.5), cuBLAS is quicker between kernels that do not overlap.
+    """
+    if rows >= _HEAD_ROWS:
+        return SplitTiles(128, 64, parts=1, stages=3) if columns < _WIDE else SplitTiles(64, 64, parts=1, stages=5)
+    if columns < _WIDE:
+        return FewTiles(16, 2, blocks=16, ahead=2) if columns <= 1024 else FewTiles(16, 4, blocks=8, ahead=3)
+    if columns >= 2 * _WIDE:
+        return SplitTiles(64, 128, parts=4, stages=3)
+    return SplitTiles(128, 128, parts=1, stages=2) if rows >= 4 * _WIDE else None
+
+
+def _some_rows(rows: int, columns: int) -> SplitTiles | None:
+    """As `_few_rows`, for 64 rows: 2 * 3072 x 1024 6.6 (7.3), 2 * 14336 x 4096 60.7 (63.8), 4096 x 14336 33.3 (35.4),
+    151936 x 1024 88 (93), 128256 x 4096 257 (275). What is not there was 5 to 30 % slower than cuBLAS."""
+    if columns < _WIDE:
+        if rows >= _HEAD_ROWS:
+            return SplitTiles(128, 64, parts=1, stages=3)
+        return SplitTiles(64, 128, parts=1, stages=3) if rows >= 6144 else None
+    if columns >= 2 * _WIDE:
+        return SplitTiles(64, 128, parts=2, stages=4)
+    return SplitTiles(128, 64, parts=1, stages=3) if rows >= 4 * _WIDE else None
 
 
 class CudaLinear:
     """A product that takes its neighbours into its launch: `interfaces.Linear` and `interfaces.FusesNorm`.
 
-    One row takes residual, norm, bias and gate along; 2 to FEW rows bias and gate, behind a launch for the norm.
+    One row takes residual, norm, bias and gate along; 2 to SOME rows bias and gate, behind a launch for the norm. It is
+    for one stream at a time, as programs of a launch count one another in memory.
     """
 
-    __slots__ = ("_bias", "_dependent", "_tiles", "_weight")
+    __slots__ = ("_bias", "_counters", "_dependent", "_tiles", "_weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None, tiles: Tiles, *, dependent: bool) -> None:
         self._weight, self._bias, self._tiles, self._dependent = weight, bias, tiles, dependent
+        heights = [one.rows for one in (tiles.few, tiles.some) if isinstance(one, SplitTiles)]
+        num_tiles = (
+            triton.cdiv(weight.shape[0], min(heights)) + 1 if heights else 0
+        )  # halves of odd numbers are one more
+        self._counters = torch.zeros(num_tiles, dtype=torch.int32, device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         product = self._in_one_launch(x, gated=False)
@@ -145,9 +182,14 @@ class CudaLinear:
         assert x.stride(1) == 1, f"rows must be contiguous, strides are {x.stride()}"
         if len(x) == 1 and self._tiles.one is not None:
             return self._one(self._tiles.one, Row(x, None, None, None, None), gated=gated)
-        if 1 < len(x) <= FEW and self._tiles.few is not None:
-            return self._few(self._tiles.few, x, gated=gated)
-        return None
+        tiles = None
+        if 1 < len(x) <= SOME:
+            tiles = self._tiles.few if len(x) <= FEW else self._tiles.some
+        if tiles is None:
+            return None
+        if isinstance(tiles, SplitTiles):
+            return self._split(tiles, x, gated=gated)
+        return self._few(tiles, x, gated=gated)
 
     def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         if residual is None:
@@ -176,6 +218,22 @@ class CudaLinear:
             x, x.stride(0), Target(self._weight, self._bias, y), len(x), N=y.shape[1], K=self._weight.shape[1], M=FEW,
             BN=tiles.rows, SPLIT=tiles.warps, BLOCKS=tiles.blocks, AHEAD=tiles.ahead, GATED=gated,
             DOT_F32=x.device.type == "cpu", num_warps=tiles.warps, **launch_words(self._dependent),
+        )  # fmt: skip
+        return y
+
+    def _split(self, tiles: SplitTiles, x: Tensor, *, gated: bool) -> Tensor:
+        y = self._output(len(x), x, gated)
+        height = FEW * triton.next_power_of_2(triton.cdiv(len(x), FEW))
+        num_tiles = triton.cdiv(self._weight.shape[0], tiles.rows)
+        pieces = triton.cdiv(self._weight.shape[1], tiles.columns)
+        parts = triton.cdiv(pieces, triton.cdiv(pieces, tiles.parts))  # none is left without a piece
+        sums = None
+        if parts > 1:
+            sums = torch.empty(num_tiles, parts, tiles.rows, height, dtype=torch.float32, device=x.device)
+        split_kernel[(num_tiles, parts)](
+            x, x.stride(0), Target(self._weight, self._bias, y), sums, self._counters, len(x), N=y.shape[1],
+            K=self._weight.shape[1], M=height, BN=tiles.rows, BK=tiles.columns, SPLIT=parts, STAGES=tiles.stages,
+            GATED=gated, DOT_F32=x.device.type == "cpu", num_warps=4, **launch_words(self._dependent),
         )  # fmt: skip
         return y
 

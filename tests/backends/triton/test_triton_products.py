@@ -8,11 +8,13 @@ from framework.interfaces import FusesNorm
 from framework.layers import ops as reference
 from framework_backends.cuda_linear import (
     FEW,
+    SOME,
     CudaLinear,
     CudaLinearPacker,
     FewTiles,
     InvariantLinear,
     RowTiles,
+    SplitTiles,
     Tiles,
     choose_tiles,
 )
@@ -22,10 +24,11 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # round it, an error of one unit, 2^-7, each time.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 6e-2, torch.float16: 4e-3}
 # (weight rows, columns, tiles): pieces that fit and pieces that do not, one and several ahead, rows left over
+ONE = RowTiles(4, 32, warps=1, ahead=2)
 SMALL = [
-    (16, 64, Tiles(RowTiles(4, 64, warps=1, ahead=1), FewTiles(8, warps=2, blocks=1, ahead=1))),
-    (26, 72, Tiles(RowTiles(4, 32, warps=1, ahead=2), FewTiles(16, warps=2, blocks=1, ahead=2))),
-    (20, 200, Tiles(RowTiles(8, 64, warps=1, ahead=4), FewTiles(8, warps=2, blocks=2, ahead=4))),
+    (16, 64, Tiles(RowTiles(4, 64, 1, ahead=1), FewTiles(8, warps=2, blocks=1, ahead=1), SplitTiles(8, 32, 1, 2))),
+    (26, 72, Tiles(ONE, FewTiles(16, warps=2, blocks=1, ahead=2), SplitTiles(8, 32, 3, 2))),
+    (20, 200, Tiles(RowTiles(8, 64, warps=1, ahead=4), SplitTiles(8, 64, 2, 2), SplitTiles(16, 32, 5, 2))),
 ]
 REAL = [(6144, 1024), (1024, 3072), (4096, 4096), (4608, 14336), (2056, 104), (6000, 2056)]
 
@@ -52,7 +55,7 @@ def products(device, dtype, bias):
         yield weight, add, CudaLinear(weight, add, tiles, dependent=device.type == "cuda")
 
 
-@pytest.mark.parametrize("num_rows", [1, 3, FEW, FEW + 1])
+@pytest.mark.parametrize("num_rows", [1, 3, FEW, FEW + 1, SOME + 1])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_product_equals_that_of_torch(device, dtype, num_rows):
     for bias in (False, True):
@@ -61,8 +64,9 @@ def test_a_product_equals_that_of_torch(device, dtype, num_rows):
             close(product(x), functional.linear(x, weight, add))
 
 
-@pytest.mark.parametrize("has_residual", [True, False])
-@pytest.mark.parametrize("num_rows", [1, 3, FEW + 1])
+@pytest.mark.parametrize(
+    ("num_rows", "has_residual"), [(1, True), (1, False), (3, True), (FEW + 1, True), (SOME + 1, False)]
+)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_product_behind_a_norm_equals_the_operations_one_after_the_other(device, dtype, num_rows, has_residual):
     for weight, add, product in products(device, dtype, True):
@@ -94,6 +98,13 @@ def test_a_single_row_behind_a_norm_is_one_launch(device, monkeypatch):
     product.gated_after_norm(x[:1], x[1:], factor, 1e-5)
     with pytest.raises(AssertionError, match="launched"):
         product.gated_after_norm(x, None, factor, 1e-5)
+
+
+def test_sums_of_parts_are_added_in_one_order_every_time(device):
+    for weight, _, product in products(device, torch.float16, False):
+        x = normal((FEW + 1, weight.shape[1]), torch.float16, device, seed=2)
+        first = product(x)
+        assert all(torch.equal(product(x), first) for _ in range(3 if device.type == "cpu" else 50))
 
 
 def test_no_rows_give_no_rows(device):
