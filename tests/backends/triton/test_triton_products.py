@@ -104,7 +104,7 @@ def test_sums_of_parts_are_added_in_one_order_every_time(device):
     for weight, _, product in products(device, torch.float16, False):
         x = normal((FEW + 1, weight.shape[1]), torch.float16, device, seed=2)
         first = product(x)
-        assert all(torch.equal(product(x), first) for _ in range(3 if device.type == "cpu" else 50))
+        assert all(torch.equal(product(x), first) for _ in range(1 if device.type == "cpu" else 50))
 
 
 def test_no_rows_give_no_rows(device):
