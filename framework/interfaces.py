@@ -630,6 +630,7 @@ class FusedLogprobs:
 class SamplerOps(Protocol):
     """Sampler operations that a backend runs in few launches: its `sampler_ops`. A backend need not have any.
 
+    compiles  whether each set of operations costs a compilation: then few sets are asked for, of which one serves all
     fuses  names of operations, in the one order in which a chain may hold them, each once. The reference of one is the
            torch method of the stage that names it, and decides what it means; floats may differ by rounding,
            comparisons of processed logits may not. In use, columns [rows] being those of the request table:
@@ -649,6 +650,7 @@ class SamplerOps(Protocol):
     """
 
     fuses: tuple[str, ...]
+    compiles: bool
 
     def apply(self, logits: Tensor, rows: Rows, chain: FusedChain) -> Tensor:
         """New float32 [L, V]: logits behind a chain of masks and elementwise operations."""

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 NUM_TOP = (0, 5, 10, 20, 40, FEW_BEST)
 """Numbers of best tokens that captured steps tell: a step whose rows ask for fewer takes the next one."""
+MAX_SETS = 4
+"""Sets of stages that run by themselves, the first that were needed beside the plain one. A backend may compile for
+each of them, which takes seconds: any further set is served by one that holds every stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +49,6 @@ class Variant:
     bits: int
     num_top: int | None
     pools: tuple[int, ...] = ()
-
-    def serves(self, other: Variant) -> bool:
-        """Whether a step of this variant gives all that one of the other gives."""
-        if (self.num_top is None) != (other.num_top is None) or (self.num_top or 0) < (other.num_top or 0):
-            return False
-        return not other.bits & ~self.bits
 
 
 class CapturedSampler:
@@ -70,12 +67,27 @@ class CapturedSampler:
         bits: NDArray[np.uint64],
         bits_of: Callable[[SamplingParams], int],
     ) -> None:
-        self._stages, self._fused, self._asked, self._bits, self._bits_of = stages, fused, asked, bits, bits_of
+        self._stages, self._fused, self._asked, self._bits = stages, fused, asked, bits
         self._pooling = [s for s in stages if any(field.pooled for field in s.spec.fields)]
+        self._sets: list[int] = []
         self._possible = _bits(s for s in stages if _may_be_captured(s, ops))
         (select,) = (s for s in stages if s.spec.kind == "select")
         if not select.bit & self._possible or select.spec.fused not in ops.fuses:
             self._possible = 0
+        self._plain = bits_of(SamplingParams(temperature=0.5))
+
+    def rounded(self, bits: int) -> int:
+        """The set of stages that serves one with these bits, of few; bits that no captured step serves stay as they
+        are."""
+        if not self._possible or bits & ~(self._possible | DRAWS):
+            return bits
+        if not bits & ~self._plain:
+            return self._plain
+        if bits not in self._sets:
+            if len(self._sets) == MAX_SETS:
+                return self._possible | DRAWS
+            self._sets.append(bits)
+        return bits
 
     def variant(self, req_idx: NDArray[np.int32]) -> Variant | None:
         """What a step of these rows has to do; None for rows that the pipeline samples itself."""
@@ -86,18 +98,15 @@ class CapturedSampler:
             if most is None:
                 return None
             num_top = next(n for n in NUM_TOP if n >= most)
-        return self._variant(bits & ~LOGPROBS, num_top)
+        return self._variant(self.rounded(bits & ~LOGPROBS), num_top)
 
     def plain(self) -> Variant | None:
         """That of rows which draw at some temperature, greedy ones among them."""
-        return self._variant(self._bits_of(SamplingParams(temperature=0.5)), None)
+        return self._variant(self._plain, None)
 
-    def widest(self, variant: Variant) -> Variant:
-        """One that serves every variant with logprobs, or every one without."""
-        num_top = None if variant.num_top is None else NUM_TOP[-1]
-        widest = self._variant(self._possible | DRAWS, num_top)
-        assert widest is not None and widest.serves(variant), (widest, variant)
-        return widest
+    def stages(self, bits: int) -> list[Deployed]:
+        """Those of a set, in pipeline order."""
+        return [one for one in self._stages if one.bit & bits]
 
     def is_current(self, variant: Variant) -> bool:
         """Whether the pools are where they were when the variant was asked for."""
@@ -111,7 +120,7 @@ class CapturedSampler:
 
     def sample(self, logits: Tensor, rows: Rows, variant: Variant) -> SampleResult:
         """Tokens and numbers of every row of logits [L, V]."""
-        choice = self._fused.choose(logits, rows, [s for s in self._stages if s.bit & variant.bits])
+        choice = self._fused.choose(logits, rows, self.stages(variant.bits))
         assert choice is not None, variant
         result = SampleResult(choice.ids, choice.told, choice.top, choice.value, rows.req_idx_np)
         if variant.num_top is not None:
@@ -120,9 +129,8 @@ class CapturedSampler:
 
     def commit(self, rows: Rows, sampled: Tensor, num_valid: Tensor, variant: Variant) -> None:
         """Tells the variant's stages what every row has drawn. sampled [R, k + 1], num_valid [R]."""
-        for one in self._stages:
-            if one.bit & variant.bits:
-                one.stage.commit(rows, sampled, num_valid)
+        for one in self.stages(variant.bits):
+            one.stage.commit(rows, sampled, num_valid)
 
     def wanting(self, req_idx: NDArray[np.int32]) -> tuple[NDArray[np.int64], int]:
         """(rows that want logprobs, the most best tokens that one of them wants)."""

@@ -88,6 +88,7 @@ class SamplerPipeline:
         self._asked = Asked(logprobs_mode, ctx.vocab_size, ctx.num_rows, ops)
         self._fused = None if ops is None else FusedSampler(ops, self._apply)
         self.captured = self._captured(ops)
+        self._rounds = ops is not None and ops.compiles
 
     def _captured(self, ops: SamplerOps | None) -> CapturedSampler | None:
         if ops is None or self._fused is None:
@@ -186,7 +187,10 @@ class SamplerPipeline:
         """As `sample`, by the backend's own operations; None where somebody wants to see the processed logits."""
         if plan.tells_processed or self._running(self._observers, plan):
             return None
-        choice = fused.choose(logits, rows, [s for s in self.stages if s.bit & plan.bits])
+        bits = plan.bits
+        if self._rounds and self.captured is not None:
+            bits = self.captured.rounded(bits & ~LOGPROBS)
+        choice = fused.choose(logits, rows, [s for s in self.stages if s.bit & bits])
         if choice is None:
             return None
         result = SampleResult(choice.ids, choice.told, choice.top, choice.value, rows.req_idx_np)

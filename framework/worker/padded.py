@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from framework.sampling.captured import CapturedSampler, Variant
 
 Executable = Callable[[], Any]
-MAX_VARIANTS = 6
-"""Executables a bucket that each do exactly what some step needed; further steps share one that does everything."""
 
 
 class PaddedSteps:
@@ -41,7 +39,6 @@ class PaddedSteps:
         self._captured, self._make = captured, make
         self._plain = None if captured is None else captured.plain()
         self._made: dict[Bucket, dict[Variant | None, Executable]] = {bucket: {} for bucket in self._buckets}
-        self._chosen: dict[tuple[Bucket, Variant | None], Executable] = {}
 
     def bucket(self, num_rows: int) -> Bucket | None:
         """The smallest bucket for so many decodes; None when there is none."""
@@ -53,10 +50,7 @@ class PaddedSteps:
 
     def executable(self, bucket: Bucket, variant: Variant | None) -> Executable:
         """One that serves the variant. Making it takes a moment; what is made stays."""
-        found = self._chosen.get((bucket, variant))
-        if found is None:
-            found = self._chosen[bucket, variant] = self._choose(bucket, variant)
-        return found
+        return self._made[bucket].get(variant) or self._choose(bucket, variant)
 
     def warm_up(self, bucket: Bucket) -> None:
         """Makes the executable of a plain step."""
@@ -73,14 +67,9 @@ class PaddedSteps:
 
     def _choose(self, bucket: Bucket, variant: Variant | None) -> Executable:
         made = self._made[bucket]
-        if variant is not None and self._captured is not None:
+        if self._captured is not None:
             for old in [v for v in made if v is not None and not self._captured.is_current(v)]:
                 del made[old]
-            self._chosen = {key: found for key, found in self._chosen.items() if key[1] is None or key[1] in made}
-            if self._plain is not None and self._plain.serves(variant):
-                variant = self._plain
-            elif variant not in made and len(made) >= MAX_VARIANTS:
-                variant = self._captured.widest(variant)
         if variant not in made:
             made[variant] = self._make(bucket, variant)
         return made[variant]

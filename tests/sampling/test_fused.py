@@ -99,6 +99,7 @@ class Ops:
     """Runs chains by the methods of their stages, and takes down their names."""
 
     fuses = ("mask", "bias", "scale", "half", "draw", "argmax")
+    compiles = False
 
     def __init__(self):
         self.chains = []

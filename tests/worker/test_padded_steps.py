@@ -168,7 +168,7 @@ def test_other_pipelines(sampler: str, folder: Path, plain: Any, padded: list[in
 def test_buckets_share_one_wide_executable_once_they_have_many(
     folder: Path, plain: Any, padded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("framework.worker.padded.MAX_VARIANTS", 2)
+    monkeypatch.setattr("framework.sampling.captured.MAX_SETS", 1)
     requests = [WANTS[want] for want in ("temperature", "bias", "thresholds", "penalties", "allowed", "logprobs")]
     assert_same(outputs(folder, requests), plain(requests))
     assert padded.count(4) <= 4  # plain, one that was needed first, all stages, all stages with logprobs

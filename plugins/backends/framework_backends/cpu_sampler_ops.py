@@ -42,6 +42,7 @@ class CpuSamplerOps:
     """Fused sampling without state. Shapes follow from values, and nothing waits: host and device are one."""
 
     fuses = ("scale", *_THRESHOLDS, "argmax", "draw")
+    compiles = False
 
     def apply(self, logits: Tensor, rows: Rows, chain: FusedChain) -> Tensor:
         """See `interfaces.SamplerOps.apply`."""

@@ -58,7 +58,8 @@ class TritonSamplerOps:
     alike.
     """
 
-    fuses = (*IN_PLACE, *THRESHOLDS, *SELECT)
+    fuses: tuple[str, ...] = (*IN_PLACE, *THRESHOLDS, *SELECT)
+    compiles = True
 
     def __init__(
         self,
