@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from framework.interfaces import Linear
 from framework_backends.triton import activations, norms
-from framework_backends.triton.launches import launch_words, launches_dependent
+from framework_backends.triton.launches import is_interpreted, launch_words, launches_dependent
 from framework_backends.triton.matrices import matrix_kernel
 from framework_backends.triton.products import Row, Target, few_rows_kernel, gemv_kernel
 from framework_backends.triton.splits import split_kernel
@@ -217,7 +217,7 @@ class CudaLinear:
         few_rows_kernel[(triton.cdiv(self._weight.shape[0], tiles.rows),)](
             x, x.stride(0), Target(self._weight, self._bias, y), len(x), N=y.shape[1], K=self._weight.shape[1], M=FEW,
             BN=tiles.rows, SPLIT=tiles.warps, BLOCKS=tiles.blocks, AHEAD=tiles.ahead, GATED=gated,
-            DOT_F32=x.device.type == "cpu", num_warps=tiles.warps, **launch_words(self._dependent),
+            DOT_F32=is_interpreted(), num_warps=tiles.warps, **launch_words(self._dependent),
         )  # fmt: skip
         return y
 
@@ -233,7 +233,7 @@ class CudaLinear:
         split_kernel[(num_tiles, parts)](
             x, x.stride(0), Target(self._weight, self._bias, y), sums, self._counters, len(x), N=y.shape[1],
             K=self._weight.shape[1], M=height, BN=tiles.rows, BK=tiles.columns, SPLIT=parts, STAGES=tiles.stages,
-            GATED=gated, DOT_F32=x.device.type == "cpu", num_warps=4, **launch_words(self._dependent),
+            GATED=gated, DOT_F32=is_interpreted(), num_warps=4, **launch_words(self._dependent),
         )  # fmt: skip
         return y
 
@@ -284,7 +284,7 @@ class InvariantLinear:
         tiles = choose_matrix_tiles(x.dtype, num_rows, outputs)
         matrix_kernel[(triton.cdiv(num_rows, tiles.rows) * triton.cdiv(outputs, tiles.outputs),)](
             x, x.stride(0), self._weight, self._bias, y, num_rows, outputs, K=columns, BM=tiles.rows, BN=tiles.outputs,
-            BK=tiles.columns, GROUP=8, DOT_F32=x.dtype == torch.float32 or x.device.type == "cpu",
+            BK=tiles.columns, GROUP=8, DOT_F32=x.dtype == torch.float32 or is_interpreted(),
             num_warps=tiles.warps, num_stages=tiles.stages, **launch_words(self._dependent),
         )  # fmt: skip
         return y

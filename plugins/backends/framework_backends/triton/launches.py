@@ -37,3 +37,8 @@ def launches_dependent() -> bool:
 def launch_words(dependent: bool) -> dict[str, bool]:
     """Words of a launch: the constant of kernels, and that of the driver (which the interpreter does not know)."""
     return {"DEPENDENT": True, "launch_pdl": True} if dependent else {"DEPENDENT": False}
+
+
+def is_interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, where matrix products of 16 bits are wrong without a word."""
+    return bool(triton.knobs.runtime.interpret)

@@ -1,0 +1,69 @@
+"""What the interpreter cannot show of a layer's kernels: that they compile for a device, and how they reach memory."""
+
+import subprocess
+import sys
+
+import pytest
+
+COMPILE = '''
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+
+class Hopper:
+    """A device that is not there: kernels are compiled for it and never launched."""
+
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device=None: 0)
+
+
+driver.set_active(Hopper())
+run = JITFunction.run
+assembly = {}
+
+
+def compiled(self, *args, grid, warmup, **words):
+    kernel = run(self, *args, grid=grid, warmup=True, **words)
+    assembly[self.__name__] = kernel.asm["ptx"].splitlines()
+    return kernel
+
+
+JITFunction.run = compiled
+
+from framework_backends.cuda_linear import CudaLinear, InvariantLinear, choose_tiles
+from framework_backends.triton import activations, norms
+
+weight = torch.zeros(6144, 1024, dtype=torch.bfloat16)
+product = CudaLinear(weight, weight[:, 0].contiguous(), choose_tiles(weight.dtype, *weight.shape), dependent=True)
+factor, cos = weight[0], torch.zeros(32, 1, 64)
+for rows in (1, 16, 32):
+    product.gated_after_norm(weight[:rows], weight[:rows].clone(), factor, 1e-6)
+InvariantLinear(weight, None, dependent=True)(weight[:64])
+norms.rms_norm(weight[:32].view(32, 16, 64)[:, :5], factor[:64], 1e-6, dependent=True)
+activations.silu_and_mul(weight[:32], dependent=True)
+activations.rotate(weight[:32].view(32, 16, 64)[:, :5], cos, cos, dependent=True)
+
+
+def place(name, word):
+    return [i for i, line in enumerate(assembly[name]) if word in line]
+
+
+for name in ("gemv_kernel", "few_rows_kernel", "split_kernel"):
+    wait, loads = place(name, "griddepcontrol.wait"), place(name, "v4.b32")
+    assert len(wait) == 1 and loads[0] < wait[0] < loads[-1], f"{name} waits before it asks for weights"
+stores = place("few_rows_kernel", "st.shared")
+assert stores and min(stores) > max(place("few_rows_kernel", "mma.sync")), "operands take a detour"
+assert place("split_kernel", "wgmma.mma_async") and place("matrix_kernel", "wgmma.mma_async")
+print(*sorted(assembly))
+'''
+
+
+@pytest.mark.full
+def test_kernels_of_a_layer_compile_and_ask_for_weights_before_they_wait(tmp_path):
+    environment = {"PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
+    kernels = "few_rows_kernel gate_kernel gemv_kernel matrix_kernel norm_kernel rotate_kernel split_kernel"
+    assert done.stdout.strip() == kernels, done.stderr[-3000:]
