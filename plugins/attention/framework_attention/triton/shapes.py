@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
+_LARGE, _LARGEST = 140_000, 230_912
+"""Bytes that tiles of 64 and of 128 keys take in the largest shapes below, about and exactly."""
+
 
 @dataclass(frozen=True)
 class DecodeShape:
@@ -37,21 +40,26 @@ class PromptShape:
 
 
 def decode_shape(dtype: torch.dtype, dim_pad: int) -> DecodeShape:
-    """With heads of 128 in a short dtype a tile of keys and values is 16 KiB and three are on the way: four programs
-    fit a multiprocessor."""
+    """With heads of 128 in a short dtype a tile of keys and values is 16 KiB and two are on the way: five programs fit
+    a multiprocessor."""
     if dtype is torch.float32:
         return DecodeShape(32, 8, 3) if dim_pad <= 128 else DecodeShape(16, 4, 3)
-    return DecodeShape(32, 2, 4) if dim_pad <= 128 else DecodeShape(32, 4, 3)
+    return DecodeShape(32, 2, 3) if dim_pad <= 128 else DecodeShape(32, 4, 3)
 
 
-def prompt_shape(dtype: torch.dtype, dim_pad: int) -> PromptShape:
+def prompt_shape(dtype: torch.dtype, dim_pad: int, shared_bytes: int) -> PromptShape:
+    """shared_bytes: memory that a program may have on its multiprocessor."""
     if dtype is torch.float32:
         return PromptShape(64, 32, 8, 2) if dim_pad <= 128 else PromptShape(16, 16, 4, 2)
-    return PromptShape(128, 64, 8, 3) if dim_pad <= 128 else PromptShape(64, 32, 4, 3)
+    if shared_bytes < _LARGE:
+        return PromptShape(64, 64, 4, 2) if dim_pad <= 128 else PromptShape(32, 32, 4, 2)
+    if dim_pad > 128:
+        return PromptShape(64, 32, 4, 3)
+    return PromptShape(128, 128, 8, 3) if shared_bytes >= _LARGEST else PromptShape(128, 64, 8, 3)
 
 
-def invariant_shape(dtype: torch.dtype, dim_pad: int) -> PromptShape:
+def invariant_shape(dtype: torch.dtype, dim_pad: int, shared_bytes: int) -> PromptShape:
     """One for prompts and decodes alike: smaller than a prompt's alone, since a decode fills few of the rows."""
-    if dtype is torch.float32 or dim_pad > 128:
-        return prompt_shape(dtype, dim_pad)
+    if dtype is torch.float32 or dim_pad > 128 or shared_bytes < _LARGE:
+        return prompt_shape(dtype, dim_pad, shared_bytes)
     return PromptShape(64, 64, 4, 3)
