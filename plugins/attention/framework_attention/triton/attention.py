@@ -39,6 +39,8 @@ from framework_attention.triton.write import write_kernel
 _PLAIN = Turning(None, None, None, 0.0)
 _MERGED_VALUES = 8192  # float32 that a program merges at a time: 64 registers of each of 128 threads
 
+_WRITTEN_VALUES = 2048  # of keys, and as many of values, that a program of `write_kernel` moves
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -244,10 +246,11 @@ class TritonPlan:
 
     def _write(self, bound: Layer, new: Projected, turning: Turning, positions: Tensor | None, keys: Tensor) -> None:
         spec, owner = bound.spec, self._owner
-        block = min(16, triton.next_power_of_2(spec.num_kv_heads))
-        write_kernel[(len(self._slots), triton.cdiv(spec.num_kv_heads, block))](
-            new, turning, positions, keys if self._reads_own and positions is not None else None, bound.kv,
-            KV_HEADS=spec.num_kv_heads, BLOCK=block, DIM=spec.head_dim, DIM_PAD=owner._dim_pad,
+        heads, num_tokens = triton.next_power_of_2(spec.num_kv_heads), len(self._slots)
+        rows = max(heads, _WRITTEN_VALUES // owner._dim_pad)
+        write_kernel[(triton.cdiv(num_tokens * heads, rows),)](
+            new, turning, positions, num_tokens, keys if self._reads_own and positions is not None else None, bound.kv,
+            KV_HEADS=spec.num_kv_heads, HEADS_PAD=heads, ROWS=rows, DIM=spec.head_dim, DIM_PAD=owner._dim_pad,
             BLOCK_SIZE=bound.kv.shape[3],
         )  # fmt: skip
 
