@@ -73,6 +73,9 @@ class Audience:
                 self._loud.append((state, row))
         self._heard = Heard(self._silent)
 
+    def is_of(self, news: OneEach) -> bool:
+        return self.requests is news.requests or self.requests == news.requests
+
     def hear(self, news: OneEach, step: StepOutput | None, now: float) -> list[tuple[OutputState, NewTokens]]:
         """Keeps what the silent ones are told, and returns what the others are to be told now."""
         if self._silent:

@@ -145,7 +145,7 @@ class Engine:
             told = [(self._states[new.request.parent_id], new) for new in new_tokens]
             heard = self._audience.take()
         else:
-            if self._audience.requests is not new_tokens.requests:
+            if not self._audience.is_of(new_tokens):
                 heard = self._audience.take()
                 self._audience = Audience(new_tokens.requests, self._states)
             told = self._audience.hear(new_tokens, step, now)
@@ -173,6 +173,8 @@ class Engine:
     def _forget(self, request_id: str) -> None:
         del self._states[request_id]
         self._streaming.discard(request_id)
+        if not self._states:
+            self._audience = NOBODY  # which keeps nobody's tokens
 
     def _recover(self, cause: BaseException) -> bool:
         """After a failed step, whose tokens are lost: what ran ends or begins anew, and scheduler and rows agree again.

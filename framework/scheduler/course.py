@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from framework.batch import NO_BLOCKS, BlockDelta, BlockOps, SchedulerOutput
-from framework.request import OneEach
 from framework.scheduler.ledger import StepRecord
 
 if TYPE_CHECKING:
@@ -139,22 +138,16 @@ class Course:
 
     # ------------------------------------------------------------------------------------------ coming back
 
-    def is_served_by(self, output: StepOutput) -> bool:
-        """Whether every row drew one token, and none of these ends a request or brings along more than logprobs."""
-        if output.errors or output.told or output.prompt_logprobs:
-            return False
-        sampled = output.sampled
-        if sampled.shape != (len(self.requests), 1) or not output.num_valid.all():
-            return False
-        return not self._endings or self._endings.isdisjoint(sampled[:, 0].tolist())
+    def may_end(self, sampled: NDArray[np.int32]) -> bool:
+        """Whether one of the tokens [R, 1] ends one of the requests; False is certain."""
+        return bool(self._endings) and not self._endings.isdisjoint(sampled[:, 0].tolist())
 
-    def take(self, output: StepOutput) -> OneEach:
-        """Keeps the tokens of a step that came back, the oldest of which the requests do not know yet."""
-        self._tokens[:, self._num_taken] = output.sampled[:, 0]
+    def take(self, sampled: NDArray[np.int32]) -> None:
+        """Keeps the tokens [R, 1] of a step that came back, behind those that the requests do not know yet either."""
+        self._tokens[:, self._num_taken] = sampled[:, 0]
         self._num_taken += 1
         if self._num_taken == MAX_UNTOLD:
             self.settle()
-        return OneEach(self.requests, output.sampled, output.logprobs is not None, self.settle)
 
     def tell(self, entering: Entering) -> None:
         """Gives some of the requests their tokens, and leaves their counters behind."""
@@ -178,3 +171,10 @@ class Course:
             request.num_computed_tokens += ahead
             request.num_in_flight += ahead - taken
             request.token_ids += new
+
+
+def gives_one_each(output: StepOutput, num_rows: int) -> bool:
+    """Whether every row of the step drew one token, and nothing comes along but logprobs."""
+    if output.errors or output.told or output.prompt_logprobs:
+        return False
+    return output.sampled.shape == (num_rows, 1) and bool(output.num_valid.all())

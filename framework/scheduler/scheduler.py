@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from framework.errors import ConfigError, NotBuiltError, RequestError
 from framework.interfaces import Capabilities
 from framework.nulls import NoConnector
-from framework.request import NewTokens, Request, RequestStatus
+from framework.request import NewTokens, OneEach, Request, RequestStatus
 from framework.scheduler.block_pool import BlockPool
 from framework.scheduler.constrained import grammar_rows
-from framework.scheduler.course import Course, Entering
+from framework.scheduler.course import Course, gives_one_each
 from framework.scheduler.endings import append_tokens, stays
 from framework.scheduler.ledger import Kept, Ledger, StepRecord
 from framework.scheduler.parked import Loading, Parked
@@ -555,22 +555,43 @@ class Scheduler:
         return news
 
     def _commit(self, step: StepRecord, output: StepOutput) -> Sequence[NewTokens]:
+        goes_on = step.scheduled.only_decodes and gives_one_each(output, len(step.requests))
+        if goes_on and self._commit_course(step, output):
+            return OneEach(step.requests, output.sampled, output.logprobs is not None, self._settle)
+        self._settle()  # these tokens come behind those that the course keeps
+        if goes_on and self._commit_decodes(step, output):
+            return OneEach(step.requests, output.sampled, output.logprobs is not None, self._settle)
+        return self._commit_rows(step, output)
+
+    def _commit_course(self, step: StepRecord, output: StepOutput) -> bool:
+        """Leaves the tokens of a step of the present course to it; False when one of them may end a request."""
         course = self._course
-        if course is None or step.course is not course or not course.is_served_by(output):
-            self._settle()  # these tokens come behind those that the course keeps
-            return self._commit_rows(step, output)
+        if course is None or step.course is not course or course.may_end(output.sampled):
+            return False
         if step.filling is not None:
-            self._commit_filled(course, step.filling)
-        news = course.take(output)
+            if self._ctx.prefix_caching:
+                course.tell(step.filling)  # the keys of blocks are made of their tokens
+            for request in step.filling.requests:
+                self._cache.commit(request, request.num_published_blocks + 1)
+        course.take(output.sampled)
         if self._is_watched:
             course.settle()
-        return news
+        return True
 
-    def _commit_filled(self, course: Course, filling: Entering) -> None:
-        if self._ctx.prefix_caching:
-            course.tell(filling)  # the keys of blocks are made of their tokens
-        for request in filling.requests:
-            self._cache.commit(request, request.num_published_blocks + 1)
+    def _commit_decodes(self, step: StepRecord, output: StepOutput) -> bool:
+        """Gives each request its token when all of them go on; else changes nothing, and answers False."""
+        tokens = output.sampled[:, 0].tolist()
+        for request, generation, token in zip(step.requests, step.generations, tokens, strict=True):
+            is_here = request.status is _RUNNING and request.num_preemptions == generation
+            if not is_here or request.constraint is not None or not stays(request, token):
+                return False
+        num_blocks = ((step.scheduled.num_computed_tokens + 1) // self._block_size).tolist()
+        for request, token, count in zip(step.requests, tokens, num_blocks, strict=True):
+            if count > request.num_published_blocks:
+                self._cache.commit(request, count)
+            request.num_in_flight -= 1
+            request.token_ids.append(token)
+        return True
 
     def _commit_rows(self, step: StepRecord, output: StepOutput) -> list[NewTokens]:
         news: list[NewTokens] = []

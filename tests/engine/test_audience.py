@@ -106,6 +106,12 @@ class Heard:
         monkeypatch.setattr(OutputState, "hear", counted)
 
 
+def tell_one_by_one(monkeypatch):
+    """From here on tokens come as a list, as those of any other scheduler."""
+    update = Scheduler.update
+    monkeypatch.setattr(Scheduler, "update", lambda self, *step: list(update(self, *step)))
+
+
 @pytest.mark.parametrize("most", [1, 7, 64])
 @pytest.mark.parametrize("wants", [QUIET.values(), [*QUIET.values(), *LOUD.values()]], ids=["quiet", "and loud"])
 def test_outputs_and_times_are_those_of_steps_told_one_by_one(mixed, mode, clock, monkeypatch, wants, most):
@@ -114,7 +120,7 @@ def test_outputs_and_times_are_those_of_steps_told_one_by_one(mixed, mode, clock
     for goes_on in (True, False):
         if not goes_on:
             heard.counts.clear()
-            monkeypatch.setattr(Scheduler, "_go_on", lambda self: None)
+            tell_one_by_one(monkeypatch)
         with LLM(mixed, overrides=[*WORDS, mode]) as llm:
             found.append(told(run(llm, requests(wants))))
         assert bool(heard.counts) == goes_on
@@ -153,7 +159,7 @@ def test_stop_string_in_the_middle_ends_its_own_request_alone(tmp_path, mode, mo
         made = [free[0], ("text", free[1][1].replace(stop=texts[1][12:14])), free[2]]
         for goes_on in (True, False):
             if not goes_on:
-                monkeypatch.setattr(Scheduler, "_go_on", lambda self: None)
+                tell_one_by_one(monkeypatch)
             heard.counts.clear()
             found.append([
                 (o.text, o.token_ids, o.finish_reason, o.stop_reason)

@@ -45,6 +45,7 @@ class Twins:
         }  # fmt: skip
         self.both = sim.Shadow(**limits), sim.Shadow(**limits)
         self.both[1].scheduler._go_on = lambda: None
+        self.both[1].scheduler._commit_decodes = lambda step, output: False
         self.sim, self.rng, self.count = sim, rng, 0
         self.num_courses = 0
 
