@@ -9,8 +9,7 @@ from framework.config import compose
 from framework.engine.stats import StepStats
 from framework.interfaces import BackendContext
 from framework.plugins import registry
-from framework.sampling.captured import NUM_TOP
-from framework.worker.padded import MAX_VARIANTS
+from framework.sampling.captured import MAX_SETS, NUM_TOP
 
 from .pages import ROOT
 
@@ -37,20 +36,20 @@ def test_buckets_are_those_of_the_backend():
     assert "1, 2, 4 and the multiples of 8, up to `scheduler.max_num_seqs` or 512" in PAGE
 
 
-def test_variants_are_those_of_padded_steps():
+def test_variants_are_those_of_captured_samplers():
     *most, last = NUM_TOP
     assert f"for up to {', '.join(map(str, most))} or {last} best tokens" in PAGE
     assert f"logprobs of listed ids, of more than {last} tokens" in PAGE
-    assert f"would be the {ORDINALS[MAX_VARIANTS]} variant of its bucket" in PAGE
+    assert f"wants a {ORDINALS[MAX_SETS]} set of stages beside the plain one" in PAGE
 
 
 def test_limits_are_those_of_the_backend():
     from framework_backends.cuda import CudaBackend
-    from framework_backends.cuda_linear import FEW
+    from framework_backends.cuda_linear import FEW, SOME
     from framework_backends.cuda_memory import DEFAULT_FRACTION
     from framework_backends.cuda_transfers import _LARGEST_OUTBOX
 
-    assert f"Up to {FEW} rows share" in PAGE
+    assert f"Up to {FEW} rows share the tile" in PAGE and f"up to {SOME} rows programs share out" in PAGE
     assert f"`kv_cache.memory_fraction` of the device ({DEFAULT_FRACTION} unless it is set)" in PAGE
     assert f"({CudaBackend.max_num_batched_tokens} unless it is set)" in PAGE
     assert f"of more than {_LARGEST_OUTBOX >> 10} KiB" in PAGE
