@@ -135,10 +135,11 @@ class Measured:
     def at(self, rows_np: NDArray[np.int64], k: int) -> Measured:
         """Numbers of some of the rows, of numbers of every row, with the k best of each."""
         (all_rows,) = self.best
-        index = torch.from_numpy(rows_np)
-        best = (numbers.index_select(0, index)[:, :k] for numbers in (all_rows.ids, all_rows.logprobs, all_rows.ranks))
-        sampled, rank = self.sampled.index_select(0, index), self.rank.index_select(0, index)
-        return Measured(rows_np, sampled, rank, [Part(rows_np, *best)])
+        n, index = len(rows_np), torch.from_numpy(rows_np)
+        are_first = n > 0 and rows_np[-1] == n - 1
+        numbers = self.sampled, self.rank, all_rows.ids, all_rows.logprobs, all_rows.ranks
+        sampled, rank, *best = (one[:n] if are_first else one.index_select(0, index) for one in numbers)
+        return Measured(rows_np, sampled, rank, [Part(rows_np, *(one[:, :k] for one in best))])
 
 
 def measure(logits: Tensor, ids: Tensor, k: int, *, is_log: bool) -> Measured:
@@ -221,6 +222,8 @@ def _num_larger_sorted(logits: Tensor, values: Tensor) -> Tensor:
 
 def to_host(device: Measured, num_rows: int) -> LogprobsColumns:
     """Columns of all logits rows of the step; rows that did not ask hold NaN, rank 0 and ids -1. Waits."""
+    if len(device.rows_np) == num_rows and len(device.best) == 1 and device.listed is None:
+        return _whole_to_host(device)
     k = max(part.ids.shape[1] for part in device.best)
     columns = LogprobsColumns(
         sampled=np.full(num_rows, np.nan, np.float32),
@@ -241,6 +244,18 @@ def to_host(device: Measured, num_rows: int) -> LogprobsColumns:
             count = int((told[0] != NO_ID).sum())
             columns.listed[row] = (told[0][:count], told[1][:count], told[2][:count])
     return columns
+
+
+def _whole_to_host(device: Measured) -> LogprobsColumns:
+    """Columns of rows that all asked, and for a like number: copies, since the memory may be the next step's."""
+    ids, logprobs, ranks = _part_to_host(device.best[0])
+    return LogprobsColumns(
+        sampled=np.array(device.sampled.cpu().numpy(), np.float32),
+        rank=np.array(device.rank.cpu().numpy(), np.int32),
+        top_ids=ids,
+        top_logprobs=np.array(logprobs, np.float32),
+        top_ranks=np.array(ranks, np.int32),
+    )
 
 
 def _part_to_host(part: Part) -> LogprobsRow:

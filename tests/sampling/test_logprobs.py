@@ -12,7 +12,7 @@ from framework import SamplingParams
 from framework.errors import ConfigError
 from framework.interfaces import Capabilities, FusedLogprobs, StageSpec
 from framework.request import TokenLogprobs
-from framework.sampling.logprobs import FEW_IDS, num_larger_each
+from framework.sampling.logprobs import FEW_IDS, measure, num_larger_each, to_host
 
 LOGITS = torch.tensor([[1.0, 4.0, 2.0, 3.0, -1.0, float("-inf"), 0.5, 0.25]])
 MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
@@ -344,3 +344,27 @@ def test_minus_one_asks_for_the_whole_vocabulary(bench):
 def test_an_unknown_mode_names_the_nearest(bench):
     with pytest.raises(ConfigError, match="Did you mean 'raw_logprobs'"):
         bench(mode="raw_logprob")
+
+
+@pytest.mark.parametrize("num_rows", [3, 4], ids=["of all rows", "of some"])
+def test_columns_stay_when_the_memory_of_the_step_is_written_again(num_rows):
+    measured = measure(torch.randn(3, 9), torch.tensor([1, 5, 7]), 2, is_log=True)
+    (best,) = measured.best
+    expected = [t.tolist() for t in (measured.sampled, measured.rank, best.ids, best.logprobs, best.ranks)]
+    found = to_host(measured, num_rows)
+    for tensor in (measured.sampled, measured.rank, best.ids, best.logprobs, best.ranks):
+        tensor.zero_()
+    told = found.sampled, found.rank, found.top_ids, found.top_logprobs, found.top_ranks
+    assert [array[:3].tolist() for array in told] == expected
+    assert [array.dtype for array in told] == [np.float32, np.int32, np.int32, np.float32, np.int32]
+    assert all(len(array) == num_rows for array in told)
+
+
+@pytest.mark.parametrize("rows", [[0, 1], [0, 2], [2], []])
+def test_numbers_of_some_rows_are_their_own(rows):
+    measured = measure(torch.randn(4, 9), torch.tensor([1, 5, 7, 0]), 3, is_log=True)
+    some = measured.at(np.array(rows, np.int64), 2)
+    (all_best,), (best,) = measured.best, some.best
+    assert torch.equal(some.sampled, measured.sampled[rows]) and torch.equal(some.rank, measured.rank[rows])
+    for one, whole in ((best.ids, all_best.ids), (best.logprobs, all_best.logprobs), (best.ranks, all_best.ranks)):
+        assert torch.equal(one, whole[rows, :2])
