@@ -78,6 +78,7 @@ class TritonAttention:
             )
         self._ctx, self._device = ctx, device
         self.dot_f32 = self._is_interpreted or ctx.dtype is torch.float32
+        self.lets_begin = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
         self._layers: dict[int, Layer] = {}
 
     def kv_spec(self, layer: LayerSpec) -> KVSpec:
@@ -212,7 +213,8 @@ class TritonPlan:
             spec.scale,
             KV_HEADS=spec.num_kv_heads, GROUP=bound.group, ROWS=max(16, group), DIM=spec.head_dim,
             DIM_PAD=owner._dim_pad, BLOCK_SIZE=bound.kv.shape[3], TILE=shape.tile, WINDOW=spec.window or 0,
-            MERGE=merge, DOT_F32=owner.dot_f32, num_warps=shape.num_warps, num_stages=shape.num_stages,
+            MERGE=merge, DOT_F32=owner.dot_f32, LETS_BEGIN=owner.lets_begin,
+            num_warps=shape.num_warps, num_stages=shape.num_stages,
         )  # fmt: skip
 
     def _attend_prompts(self, bound: Layer, new: Projected, turning: Turning, keys: Tensor, out: Tensor) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from framework_attention.triton.heads import angles, loaded, turned
 from framework_attention.triton.merge import keep_part, merged
@@ -37,12 +38,16 @@ def decode_kernel(
     new, turning, paged, columns, items, parts_at, arrived, out, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, MERGE: tl.constexpr, DOT_F32: tl.constexpr,
+    LETS_BEGIN: tl.constexpr,
 ):  # fmt: skip
     """Grid (items * KV_HEADS,). out [T, Hq, D].
 
     GROUP heads of a KV head in ROWS >= 16 rows; TILE keys a turn; MERGE parts merged at a time
+    LETS_BEGIN: a kernel behind this one that waits by itself may begin meanwhile, and ask for its weights
     arrived  [items, KV_HEADS] int32, 0 before and after: parts of the request that begins at an item and have ended
     """
+    if LETS_BEGIN:
+        gdc_launch_dependents()
     item, head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
     record = items + item * 8
     parts = tl.load(record)
