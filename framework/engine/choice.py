@@ -81,7 +81,6 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
     """
     from framework.checkpoint import open_checkpoint
     from framework.tokenizer import Tokenizer
-    from framework.worker.request_table import RequestTable
 
     start = perf_counter()
     if loaded is None:
@@ -100,7 +99,7 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
     tokenizer = Tokenizer.of(checkpoint) if loaded is None else loaded.tokenizer
     seconds = {"open": opened - start, "tokenizer": perf_counter() - opened}
     eos = eos_token_ids(checkpoint, tokenizer, _vocab_size(checkpoint))
-    table = RequestTable(config.scheduler.max_num_seqs + 1, max_model_len, backend.device, backend.step_ops)
+    table = _table(config, backend, max_model_len)
     pipeline = _pipeline(config, plugins, backend, table, _vocab_size(checkpoint), eos, tokenizer)
     limits = Limits(_vocab_size(checkpoint), max_model_len, frozenset(eos), policy.name, config.engine.seed)
     s = config.scheduler
@@ -129,6 +128,14 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
         admission=admission,
         seconds=seconds,
     )
+
+
+def _table(config: Config, backend: Backend, max_model_len: int) -> RequestTable:
+    from framework.worker.request_table import RequestTable
+
+    s = config.scheduler
+    captures = bool(backend.buckets(s.max_num_seqs, s.max_num_batched_tokens or backend.max_num_batched_tokens))
+    return RequestTable(s.max_num_seqs + 1, max_model_len, backend.device, backend.step_ops, pools_stay=captures)
 
 
 def _scheduler(plugins: Registry, name: str, options: Any) -> tuple[Any, Any]:

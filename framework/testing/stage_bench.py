@@ -75,7 +75,7 @@ class HostPool(PooledColumn):
 
     def __init__(self, declared: Field, num_rows: int, device: torch.device):
         slots = HostColumn(Field(declared.name, "int32"), num_rows, device)
-        super().__init__(declared, slots, getattr(torch, declared.dtype), device)
+        super().__init__(declared, slots, getattr(torch, declared.dtype), device, 2)
         self._column = slots
 
     def take(self, req_idx: int) -> NDArray[Any]:

@@ -49,12 +49,21 @@ class PaddedSteps:
         return None if self._captured is None else self._captured.variant(req_idx)
 
     def executable(self, bucket: Bucket, variant: Variant | None) -> Executable:
-        """One that serves the variant. Making it takes a moment; what is made stays."""
-        return self._made[bucket].get(variant) or self._choose(bucket, variant)
+        """One that serves the variant. What is made stays.
+
+        The first step that needs a variant makes it for every bucket: one wait then, and none while requests come and
+        go. Where the sampler runs behind the executable it is made for the step's bucket alone: it keeps its logits.
+        """
+        found = self._made[bucket].get(variant)
+        if found is None:
+            for one in self.largest_first if variant is not None else (bucket,):
+                self._replace(one, variant)
+            found = self._made[bucket][variant]
+        return found
 
     def warm_up(self, bucket: Bucket) -> None:
         """Makes the executable of a plain step."""
-        self.executable(bucket, self._plain)
+        self._replace(bucket, self._plain)
 
     @property
     def largest_first(self) -> list[Bucket]:
@@ -65,14 +74,14 @@ class PaddedSteps:
     def num_buckets(self) -> int:
         return len(self._buckets)
 
-    def _choose(self, bucket: Bucket, variant: Variant | None) -> Executable:
+    def _replace(self, bucket: Bucket, variant: Variant | None) -> None:
+        """Makes the executable of a variant and forgets those of pools that have moved."""
         made = self._made[bucket]
         if self._captured is not None:
             for old in [v for v in made if v is not None and not self._captured.is_current(v)]:
                 del made[old]
         if variant not in made:
             made[variant] = self._make(bucket, variant)
-        return made[variant]
 
 
 def entered_blocks(scheduled: SchedulerOutput, block_sizes: Sequence[int]) -> list[NDArray[np.int32]] | None:

@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 
 
 class PooledColumn:
-    """`batch.PooledColumn` on one device. slots: the column of the table that holds each row's place."""
+    """`batch.PooledColumn` on one device. slots: the column of the table that holds each row's place.
 
-    def __init__(self, declared: Field, slots: Column, dtype: torch.dtype, device: torch.device) -> None:
-        self.field, self._slots = declared, slots
+    least  places that the pool gets when it first grows; it doubles from there
+    """
+
+    def __init__(self, declared: Field, slots: Column, dtype: torch.dtype, device: torch.device, least: int) -> None:
+        self.field, self._slots, self._least = declared, slots, least
         self.dev = torch.full((1, declared.width), declared.init, dtype=dtype, device=device)
         self._free: list[int] = []
         self._staged: dict[int, NDArray[Any]] = {}
@@ -60,6 +63,7 @@ class PooledColumn:
 
     def _grow(self) -> None:
         before = len(self.dev)
-        more = self.dev.new_full((before, self.field.width), self.field.init)
+        after = max(2 * before, self._least)
+        more = self.dev.new_full((after - before, self.field.width), self.field.init)
         self.dev = torch.cat([self.dev, more])
-        self._free = list(range(before, 2 * before))
+        self._free = list(range(before, after))

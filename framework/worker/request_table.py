@@ -47,8 +47,13 @@ class TableColumn:
 class RequestTable:
     """Declared columns, known token ids and block tables of up to `num_rows` requests (row 0 is nobody's)."""
 
-    def __init__(self, num_rows: int, max_model_len: int, device: torch.device, ops: StepOps) -> None:
+    def __init__(
+        self, num_rows: int, max_model_len: int, device: torch.device, ops: StepOps, *, pools_stay: bool = False
+    ) -> None:
+        """pools_stay: a pool that is used has places for all rows at once, since moving it would cost more than memory:
+        steps that were captured know where it is."""
         self.num_rows, self.max_model_len, self.device = num_rows, max_model_len, device
+        self._least_places = num_rows if pools_stay else 2
         self._ops = ops
         self._columns: dict[str, TableColumn] = {}
         self._pools: dict[str, PooledColumn] = {}
@@ -66,7 +71,7 @@ class RequestTable:
                 raise PluginError(f"field '{key}' has dtype '{f.dtype}'; use one of {', '.join(_TORCH)}")
             self._columns[key] = column = TableColumn(Field(f.name, "int32") if f.pooled else f)
             if f.pooled:
-                self._pools[key] = PooledColumn(f, column, _TORCH[f.dtype], self.device)
+                self._pools[key] = PooledColumn(f, column, _TORCH[f.dtype], self.device, self._least_places)
 
     def column(self, owner: str, name: str) -> Any:
         """The field as its owner sees it: a `batch.PooledColumn` when it was declared as pooled, else a `Column`."""

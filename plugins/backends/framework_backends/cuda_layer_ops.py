@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from framework_backends.triton import activations, norms
-from framework_backends.triton.launches import launches_dependent
+from framework_backends.triton.launches import launches_dependent, pays
 
 
 class CudaLayerOps:
@@ -19,14 +19,15 @@ class CudaLayerOps:
         self._dependent = launches_dependent()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return norms.rms_norm(x, weight, eps, dependent=self._dependent)
+        return norms.rms_norm(x, weight, eps, dependent=pays(self._dependent, len(x)))
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """The sum is made in the memory of `residual`."""
-        return norms.add_rms_norm(x, residual, weight, eps, in_place=True, dependent=self._dependent)
+        dependent = pays(self._dependent, len(x))
+        return norms.add_rms_norm(x, residual, weight, eps, in_place=True, dependent=dependent)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        return activations.silu_and_mul(gate_up, dependent=self._dependent)
+        return activations.silu_and_mul(gate_up, dependent=pays(self._dependent, len(gate_up)))
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return activations.rotate(x, cos, sin, dependent=self._dependent)
+        return activations.rotate(x, cos, sin, dependent=pays(self._dependent, len(x)))

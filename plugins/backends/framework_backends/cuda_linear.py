@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from framework.interfaces import Linear
 from framework_backends.triton import activations, norms
-from framework_backends.triton.launches import is_interpreted, launch_words, launches_dependent
+from framework_backends.triton.launches import is_interpreted, launch_words, launches_dependent, pays
 from framework_backends.triton.matrices import matrix_kernel
 from framework_backends.triton.products import Row, Target, few_rows_kernel, gemv_kernel
 from framework_backends.triton.splits import split_kernel
@@ -151,9 +151,8 @@ class CudaLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None, tiles: Tiles, *, dependent: bool) -> None:
         self._weight, self._bias, self._tiles, self._dependent = weight, bias, tiles, dependent
         heights = [one.rows for one in (tiles.few, tiles.some) if isinstance(one, SplitTiles)]
-        num_tiles = (
-            triton.cdiv(weight.shape[0], min(heights)) + 1 if heights else 0
-        )  # halves of odd numbers are one more
+        # halves of odd numbers are one more
+        num_tiles = triton.cdiv(weight.shape[0], min(heights)) + 1 if heights else 0
         self._counters = torch.zeros(num_tiles, dtype=torch.int32, device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -174,7 +173,7 @@ class CudaLinear:
         normed, stream = self._norm(x, residual, weight, eps)
         product = self._in_one_launch(normed, gated=True)
         if product is None:
-            product = activations.silu_and_mul(self(normed), dependent=self._dependent)
+            product = activations.silu_and_mul(self(normed), dependent=pays(self._dependent, len(x)))
         return product, stream
 
     def _in_one_launch(self, x: Tensor, *, gated: bool) -> Tensor | None:
@@ -193,8 +192,9 @@ class CudaLinear:
 
     def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         if residual is None:
-            return norms.rms_norm(x, weight, eps, dependent=self._dependent), x
-        return norms.add_rms_norm(x, residual, weight, eps, in_place=False, dependent=self._dependent)
+            return norms.rms_norm(x, weight, eps, dependent=pays(self._dependent, len(x))), x
+        dependent = pays(self._dependent, len(x))
+        return norms.add_rms_norm(x, residual, weight, eps, in_place=False, dependent=dependent)
 
     def _one_after_norm(
         self, tiles: RowTiles, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, gated: bool

@@ -15,6 +15,11 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
+MOST_ROWS = 64
+"""A graph is given to the device in 4 us, and takes the host about 1 us more for each such launch in it: what they save
+the device counts where a step is short."""
+
+
 @triton.jit
 def let_next_begin(DEPENDENT: tl.constexpr):
     """Lets the next grid begin once all programs of this one have come here or ended."""
@@ -32,6 +37,11 @@ def wait_for_previous(DEPENDENT: tl.constexpr):
 def launches_dependent() -> bool:
     """Whether the current device has such launches (compute capability 9.0 and up)."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+
+
+def pays(dependent: bool, num_rows: int) -> bool:
+    """Whether a launch for so many rows may be dependent, where the device has such launches."""
+    return dependent and num_rows <= MOST_ROWS
 
 
 def launch_words(dependent: bool) -> dict[str, bool]:
