@@ -17,5 +17,23 @@ def framework_components() -> list[ComponentSpec]:
             priority=10,
             provides=("cuda",),
         ),
+        ComponentSpec(
+            "attention",
+            "flash_attn",
+            "framework_attention.flash_attn:FlashAttn",
+            extra="flash-attn",
+            probe="framework_attention.probes:flash_attn",
+            priority=5,
+            provides=("cuda",),
+        ),
+        ComponentSpec(
+            "attention",
+            "flashinfer",
+            "framework_attention.flashinfer:FlashInfer",
+            extra="flashinfer",
+            probe="framework_attention.probes:flashinfer",
+            priority=4,
+            provides=("cuda",),
+        ),
         ComponentSpec("attention", "cpu", "framework_attention.cpu:CpuAttention", provides=("cpu",)),
     ]

@@ -12,8 +12,26 @@ _NODES = ("/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvidia/version")
 
 def triton() -> str | None:
     """None where triton is installed and a CUDA device is visible, else what is missing."""
-    if find_spec("triton") is None:
-        return "the module 'triton' is not installed. Install it with: pip install 'framework[cuda]'"
+    return _missing("triton", "framework[cuda]") or _no_device()
+
+
+def flash_attn() -> str | None:
+    """As `triton`, for flash-attn: building it takes the torch that is there, not one of its own."""
+    return _missing("flash_attn", "framework[flash-attn]", " --no-build-isolation") or _no_device()
+
+
+def flashinfer() -> str | None:
+    """As `triton`, for flashinfer-python."""
+    return _missing("flashinfer", "framework[flashinfer]") or _no_device()
+
+
+def _missing(module: str, package: str, words: str = "") -> str | None:
+    if find_spec(module) is not None:
+        return None
+    return f"the module '{module}' is not installed. Install it with: pip install '{package}'{words}"
+
+
+def _no_device() -> str | None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
         return f"CUDA_VISIBLE_DEVICES={visible} hides every device"
