@@ -42,7 +42,7 @@ def test_output_of_short_dtypes_equals_the_reference_in_any_block_size(step, nam
 @pytest.mark.parametrize("block_size", (16, 32))
 def test_decodes_cut_in_many_parts_equal_the_reference(step, window, block_size):
     case = AttentionCase("parts", (150, 3, 90, 0, 0), (1, 1, 1, 1, 0), num_heads=3, num_kv_heads=1, window=window)
-    one = step(case, torch.float32, block_size, tile=16, min_keys=16, good_keys=16, programs_per_sm=8)
+    one = step(case, torch.float32, block_size, tile=16, min_keys=16, good_keys=16, programs_per_sm=8, few_per_sm=8)
     plan = one.plan()
     assert window == 1 or int(plan._items[:, 0].max()) > 3
     q, k, v = (t.to(one.device) for t in (one.built.q, one.built.k, one.built.v))

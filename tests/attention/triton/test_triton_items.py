@@ -77,3 +77,14 @@ def test_steps_of_decodes_get_the_same_shapes_whatever_their_lengths_are(step):
         shapes.add(one.plan()._items.shape)
     assert len(shapes) == 1
     assert torch.Size((1, 8)) not in shapes
+
+
+def test_few_rows_of_bounded_lengths_launch_fewer_programs(step, monkeypatch):
+    """What a captured step launches for nothing costs time; long contexts want many programs all the same."""
+    from framework_attention.triton import attention as triton_attention
+
+    attention = step(AttentionCase("rows", (3,), (1,), num_heads=2, num_kv_heads=2)).attention
+    few, long, many = np.full(2, 16384), np.full(2, 16385), np.full(3, 16384)
+    monkeypatch.setattr(triton_attention, "_num_multiprocessors", lambda device: 4)
+    assert [attention.programs(lens) for lens in (few, long, many)] == [8, 16, 16]
+    assert [attention.max_items(lens) for lens in (few, long, many)] == [2 + 4, 2 + 8, 3 + 8]

@@ -103,15 +103,16 @@ class TritonAttention:
         most = self.max_items(np.full(triton.next_power_of_2(self._ctx.max_num_seqs), self._ctx.max_model_len))
         self.arrived = torch.zeros(most, self._kv_heads, dtype=torch.int32, device=kv[0].device)
 
-    @property
-    def programs(self) -> int:
-        """How many programs the decodes of a step are cut for."""
-        return self.decode.programs_per_sm * _num_multiprocessors(self._device)
+    def programs(self, max_lens: Any) -> int:
+        """How many programs decodes of at most max_lens [n] keys are cut for."""
+        num_sms, shape = _num_multiprocessors(self._device), self.decode
+        is_few = len(max_lens) * self._kv_heads <= num_sms and max_lens.max(initial=0) <= shape.short_keys
+        return num_sms * (min(shape.few_per_sm, shape.programs_per_sm) if is_few else shape.programs_per_sm)
 
     def max_items(self, max_lens: Any) -> int:
         """Most items that decodes of at most max_lens [n] keys give, as `items_kernel` cuts them."""
         by_keys = int(np.maximum(-(-max_lens // self.decode.min_keys), 1).sum())
-        return min(len(max_lens) + -(-self.programs // self._kv_heads), by_keys)
+        return min(len(max_lens) + -(-self.programs(max_lens) // self._kv_heads), by_keys)
 
     @property
     def tile_queries(self) -> int:
@@ -143,7 +144,8 @@ class TritonPlan:
         self._is_full = num_tokens == int(scheduled.sum())
         least = 1 if owner._ctx.batch_invariant else 2
         is_decode = (scheduled == 1) & (least > 1)
-        self._num_items = owner.max_items(batch.seq_lens_max_np[is_decode]) if is_decode.any() else 0
+        max_lens = batch.seq_lens_max_np[is_decode]
+        self._num_items, self._programs = owner.max_items(max_lens), owner.programs(max_lens)
         queries = owner.tile_queries
         self._num_tiles = int((-(-scheduled[scheduled >= least] // queries)).sum())
         if self._num_items or self._num_tiles:
@@ -158,7 +160,7 @@ class TritonPlan:
         starts = None if self._is_uniform else batch.query_start_loc
         items_kernel[(1,)](
             StepRows(batch.seq_lens, batch.idx_mapping, starts), num_rows, self._items, self._num_items, self._tiles,
-            owner.programs, owner.programs // decode.programs_per_sm, KV_HEADS=owner._kv_heads,
+            self._programs, _num_multiprocessors(device), KV_HEADS=owner._kv_heads,
             GOOD_KEYS=decode.good_keys, MIN_KEYS=decode.min_keys, TILE=decode.tile, WINDOW=owner._window or 0,
             QUERIES=owner.tile_queries if self._num_tiles else 0, LEAST=least,
             ROWS=triton.next_power_of_2(num_rows), BLOCK=256,
