@@ -39,7 +39,7 @@ class SampleResult:
         wanting  (rows with logprobs, how many of the best they want at most), None for no logprobs
         """
         n = len(req_idx_np)
-        own = SampleResult(self.ids[:n], self.told[:n], self.top[:n], self.chosen[:n], req_idx_np)
+        own = SampleResult(self.ids, self.told[:n], self.top, self.chosen, req_idx_np)  # others are read by row alone
         if wanting is not None:
             assert self.logprobs is not None, "the step was to tell logprobs"
             own.logprobs = self.logprobs.at(*wanting)

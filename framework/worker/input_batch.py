@@ -34,10 +34,11 @@ class InputBuffers:
         self._ops, self._max_rows = ops, max_rows
         # rows, new_blocks of each group, num_scheduled, logits_rows: max_rows each; query_start_loc: one more
         self._head = (1 + len(groups)) * max_rows  # what a padded step of decodes is told
-        self._turns = Turns(backend, self._head, max_in_flight)
+        self._turns = Turns(backend, 1 + len(groups), max_rows, max_in_flight)
         self._host = np.zeros(self._head + 3 * max_rows + 1, np.int64)
         # On a host device this is the same memory: the one copy a step costs nothing there.
         packed = torch.from_numpy(self._host).to(device)
+        self._told = packed[: self._head]
         self._one_each = np.arange(max_rows + 1)  # query_start_loc of a step of one token a row
         self._packed, self._is_shared = packed, packed.data_ptr() == self._host.ctypes.data
         self._every_row = np.arange(max_rows, dtype=np.int32)
@@ -99,13 +100,13 @@ class InputBuffers:
     def send_decodes(self, rows: NDArray[np.int32], new_blocks: Sequence[NDArray[np.int32]], num_padded: int) -> None:
         """Tells the device a padded step of decodes: rows [R], the block that each of them enters [groups][R], and
         padding up to num_padded rows. Memory that steps in flight may still read is not written."""
-        turn = self._turns.next()
-        head = turn.array.reshape(-1, self._max_rows)[:, :num_padded]
-        head[0, : len(rows)] = rows
-        for entered, blocks in zip(head[1:], new_blocks, strict=True):
-            entered[: len(rows)] = blocks[: len(rows)]
-        head[:, len(rows) :] = NULL_ROW
-        self._packed[: self._head].copy_(turn.tensor, non_blocking=True)
+        turn, count = self._turns.next(), len(rows)
+        turn.array[0, :count] = rows
+        for place, blocks in enumerate(new_blocks, start=1):
+            turn.array[place, :count] = blocks[:count]
+        if count < num_padded:
+            turn.array[:, count:num_padded] = NULL_ROW  # and no block, which is NULL_BLOCK, alike
+        self._told.copy_(turn.tensor, non_blocking=True)
 
     def padded_batch(self, num_rows: int, table: TableViews, max_seq_len: int) -> InputBatch:
         """The batch of every padded step of num_rows decodes: fixed memory, and host twins that hold for any of them.

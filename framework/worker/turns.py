@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One piece of int64 host memory, as tensor and as array."""
+    """One piece of int64 host memory, as tensor [lines * width] and as array [lines, width]."""
 
     tensor: Tensor
     array: NDArray[Any]
@@ -26,9 +26,9 @@ class Turn:
 class Turns:
     """Pieces for max_in_flight steps and the one that is made meanwhile."""
 
-    def __init__(self, backend: Backend, num_words: int, max_in_flight: int) -> None:
-        tensors = [backend.host_memory(num_words) for _ in range(max_in_flight + 1)]
-        self._turns = [Turn(tensor, tensor.numpy()) for tensor in tensors]
+    def __init__(self, backend: Backend, lines: int, width: int, max_in_flight: int) -> None:
+        tensors = [backend.host_memory(lines * width) for _ in range(max_in_flight + 1)]
+        self._turns = [Turn(tensor, tensor.numpy().reshape(lines, width)) for tensor in tensors]
         self._last = 0
 
     def next(self) -> Turn:

@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-
 MOST_ROWS = 64
 """A graph is given to the device in 4 us, and takes the host about 1 us more for each such launch in it: what they save
 the device counts where a step is short."""
