@@ -17,7 +17,10 @@ from framework import LLM, SamplingParams
 pytestmark = pytest.mark.cuda
 
 VOCAB, MAX_LEN = 997, 256
-COMMON = ("engine.dtype=float32", f"engine.max_model_len={MAX_LEN}", "engine.seed=1", "scheduler.max_num_seqs=24")
+COMMON = (
+    "engine.dtype=float32", f"engine.max_model_len={MAX_LEN}", "engine.seed=1", "scheduler.max_num_seqs=24",
+    "kv_cache.num_blocks=600",  # processes share the device
+)  # fmt: skip
 WANTS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8},
     {"temperature": 0},
@@ -118,7 +121,7 @@ def test_pipelines_that_are_sampled_outside_of_graphs_keep_their_tokens(words: t
 
 def test_every_bucket_gives_what_steps_of_their_own_shape_give(folder: Path) -> None:
     """As many requests as each bucket has rows, and one less, whose requests end at different times."""
-    words = (*COMMON, "backend=cuda", "kv_cache.num_blocks=600")
+    words = (*COMMON, "backend=cuda")
     with LLM(folder, overrides=[*words, "engine.graphs=off"]) as plain, LLM(folder, overrides=words) as padded:
         for size in (1, 2, 3, 4, 7, 8, 15, 16, 17, 23, 24):
             asked, params = prompts(size, seed=size), mixed(size)
@@ -178,7 +181,7 @@ def test_a_step_of_decodes_waits_for_nothing_and_is_one_graph(folder: Path) -> N
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_prompt_has_the_same_bits_in_any_company(dtype: str, folder: Path) -> None:
     """batch_invariant: alone, among neighbours, in chunks of any size, after a prefix hit."""
-    words = [*COMMON, f"engine.dtype={dtype}", "backend=cuda", "engine.batch_invariant=true", "kv_cache.num_blocks=900"]
+    words = [*COMMON, f"engine.dtype={dtype}", "backend=cuda", "engine.batch_invariant=true"]
     words.append("sampler.logprobs_mode=raw_logits")
     prompt = {"prompt_token_ids": random.Random(9).choices(range(2, VOCAB), k=97)}
     params = SamplingParams(temperature=0.7, seed=5, max_tokens=24, ignore_eos=True, detokenize=False, logprobs=5)
