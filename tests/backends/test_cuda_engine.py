@@ -1,4 +1,4 @@
-"""Whole engines on a CUDA device: the tokens of the host, graphs that serve any batch, no waiting, the same bits always.
+"""Whole engines on a CUDA device: the tokens of the host, graphs that serve any batch, no waiting, the same bits.
 
 The models are tiny and random, in float32 where tokens are compared with those of the host's engine.
 """
