@@ -2,7 +2,8 @@
 
 A step of decodes is one launch of `items` and one of `decode` a layer, with shapes fixed by the number of rows, so that
 it can be captured. Any other step writes its keys and values first (`write`), then attends decodes and prompts in a
-launch each. With `batch_invariant` every query goes through `prompt` with tiles of one shape.
+launch each; one whole prompt as long as a step may be goes through a `library`. With `batch_invariant` every query goes
+through `prompt` with tiles of one shape.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ from framework.interfaces import (
 from framework_attention.triton.decode import Paged, decode_kernel
 from framework_attention.triton.heads import Projected, Turning
 from framework_attention.triton.items import WIDTH, StepRows, items_kernel
+from framework_attention.triton.library import WholePrompt
 from framework_attention.triton.merge import Parts
 from framework_attention.triton.prompt import prompt_kernel
 from framework_attention.triton.shapes import decode_shape, invariant_shape, prompt_shape
-from framework_attention.triton.write import write_kernel
+from framework_attention.triton.write import turn_kernel, write_kernel
 
 _PLAIN = Turning(None, None, None, 0.0)
 _MERGED_VALUES = 8192  # float32 that a program merges at a time: 64 registers of each of 128 threads
@@ -101,6 +103,7 @@ class TritonAttention:
         several = invariant_shape if self._ctx.batch_invariant else prompt_shape
         self.prompt = several(self._ctx.dtype, self._dim_pad, _shared_bytes(self._device))
         most = self.max_items(np.full(triton.next_power_of_2(self._ctx.max_num_seqs), self._ctx.max_model_len))
+        self.whole = WholePrompt(self._ctx, layers[0])
         self.arrived = torch.zeros(most, self._kv_heads, dtype=torch.int32, device=kv[0].device)
 
     def programs(self, max_lens: Any) -> int:
@@ -146,6 +149,7 @@ class TritonPlan:
         is_decode = (scheduled == 1) & (least > 1)
         max_lens = batch.seq_lens_max_np[is_decode]
         self._num_items, self._programs = owner.max_items(max_lens), owner.programs(max_lens)
+        self._is_whole = owner.whole.serves(scheduled, batch.seq_lens_max_np, num_tokens)
         queries = owner.tile_queries
         self._num_tiles = int((-(-scheduled[scheduled >= least] // queries)).sum())
         if self._num_items or self._num_tiles:
@@ -189,6 +193,8 @@ class TritonPlan:
         return Projected(q, k, v, q.stride(0), k.stride(0), v.stride(0), self._slots)
 
     def _attend(self, bound: Layer, new: Projected, turning: Turning, positions: Tensor | None) -> Tensor:
+        if self._is_whole and positions is not None:
+            return self._attend_whole(bound, new, turning, positions)
         out = torch.empty(new.q.shape, dtype=new.q.dtype, device=new.q.device)
         if self.decodes:
             self._attend_decodes(bound, new, turning, out)
@@ -229,6 +235,23 @@ class TritonPlan:
             DIM=spec.head_dim, DIM_PAD=owner._dim_pad, BLOCK_SIZE=bound.kv.shape[3], TILE=shape.tile,
             WINDOW=spec.window or 0, DOT_F32=owner.dot_f32, num_warps=shape.num_warps, num_stages=shape.num_stages,
         )  # fmt: skip
+
+    def _attend_whole(self, bound: Layer, new: Projected, turning: Turning, positions: Tensor) -> Tensor:
+        keys = torch.empty(new.k.shape, dtype=new.k.dtype, device=new.k.device)
+        self._write(bound, new, turning, positions, keys)
+        queries = self._turned_queries(bound, new, turning, positions)
+        return self._owner.whole(queries, keys, new.v, bound.spec.scale)
+
+    def _turned_queries(self, bound: Layer, new: Projected, turning: Turning, positions: Tensor) -> Tensor:
+        owner, num_tokens = self._owner, len(new.q)
+        heads = triton.next_power_of_2(bound.spec.num_heads)
+        rows = max(heads, _WRITTEN_VALUES // owner._dim_pad)
+        out = torch.empty(new.q.shape, dtype=new.q.dtype, device=new.q.device)
+        turn_kernel[(triton.cdiv(num_tokens * heads, rows),)](
+            new, turning, positions, num_tokens, out,
+            HEADS=bound.spec.num_heads, HEADS_PAD=heads, ROWS=rows, DIM=owner._dim, DIM_PAD=owner._dim_pad,
+        )  # fmt: skip
+        return out
 
     @property
     def _reads_own(self) -> bool:

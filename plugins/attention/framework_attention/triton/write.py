@@ -1,4 +1,5 @@
-"""A step's keys and values into their slots, keys normalised and rotated: some tokens a program.
+"""A step's keys and values into their slots, keys normalised and rotated: some tokens a program. And queries alike,
+into a tensor, for whoever does not rotate them itself.
 
 For steps with prompts, and for every step of `batch_invariant`; a step of decodes does this inside `decode`. Called by
 `attention`.
@@ -45,3 +46,19 @@ def write_kernel(
     tl.store(to + KV_HEADS * BLOCK_SIZE * DIM, v, mask=mask)
     if rotated is not None:
         tl.store(rotated + (token * KV_HEADS + head) * DIM + d, k, mask=mask)
+
+
+@triton.jit
+def turn_kernel(
+    new, turning, positions, num_tokens, out,
+    HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+):  # fmt: skip
+    """Grid (T * HEADS_PAD / ROWS,). out [T, HEADS, D]: the step's queries, normalised and rotated."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    token, head = (row // HEADS_PAD).to(tl.int64), row % HEADS_PAD
+    d = tl.arange(0, DIM_PAD)[None, :]
+    is_row = (token < num_tokens) & (head < HEADS)
+    raw = loaded(new.q + token * new.q_stride + head * DIM, turning.q_weight, turning, is_row, DIM, DIM_PAD)
+    cos, sin = angles(turning, tl.load(positions + token, mask=is_row, other=0), DIM, DIM_PAD)
+    q = turned(raw, turning.q_weight, turning, cos, sin, DIM).to(out.dtype.element_ty)
+    tl.store(out + (token * HEADS + head) * DIM + d, q, mask=is_row & (d < DIM))
