@@ -25,6 +25,7 @@ from framework.engine.arguments import (
 )
 from framework.engine.build import build_chosen, build_engine
 from framework.engine.choice import choose
+from framework.engine.collector import resting_collector
 from framework.engine.home import HomeProcess
 from framework.engine.interrupt import between_steps
 from framework.engine.progress import Progress
@@ -219,7 +220,7 @@ class LLM:
         """Steps until all of them are done; outputs of requests that came through `llm.engine` go back to it."""
         own, done, others = set(ids), dict[str, RequestOutput](), list[RequestOutput]()
         try:
-            with between_steps() as interrupted, Progress(len(ids), self.engine, show) as progress:
+            with resting_collector(), between_steps() as interrupted, Progress(len(ids), self.engine, show) as progress:
                 while len(done) < len(ids):
                     interrupted()
                     outputs = self.engine.step()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from framework.engine.collector import resting_collector
 from framework.errors import ConfigError
 from framework.request import OutputKind, RequestOutput, SamplingParams
 
@@ -84,6 +85,7 @@ def check_lengths(limit: int | None, input_len: int, output_len: int, key: str) 
         )
 
 
+@resting_collector()
 def pass_through(
     engine: Engine, work: Sequence[Work], salt: str, detokenize: bool, advance: Callable[[int], Any]
 ) -> tuple[list[Done], float]:
