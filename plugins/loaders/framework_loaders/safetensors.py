@@ -69,6 +69,8 @@ class SafetensorsSource(ShapedSource):
             tensor = self._files[path].get_tensor(name)
         except SafetensorError as error:
             raise CheckpointError(f"{path}: tensor '{name}' cannot be read ({error}). Download it again.") from error
+        if self.device.type != "cpu":
+            return tensor.to(self.device).to(dtype)  # straight from the mapping, and converted there
         # A view of the mapping would change, or fault, when somebody rewrites the file under a running engine.
         return tensor.to(dtype, copy=True)
 
