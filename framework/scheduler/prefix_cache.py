@@ -7,9 +7,8 @@ themselves and their lifetime belong to the block pool; the scheduler calls in a
 from __future__ import annotations
 
 from hashlib import blake2b
+from struct import pack
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 if TYPE_CHECKING:
     from framework.request import Request
@@ -30,12 +29,12 @@ def extend_hashes(request: Request, num_blocks: int, block_size: int) -> None:
     if first >= num_blocks:
         return
     parent = hashes[-1] if hashes else _root(request)
-    tokens = np.asarray(request.token_ids[first * block_size : num_blocks * block_size], dtype="<i4").tobytes()
-    assert len(tokens) == (num_blocks - first) * block_size * 4, "a block is hashed before all its tokens are known"
+    token_ids = request.token_ids[first * block_size : num_blocks * block_size]
+    assert len(token_ids) == (num_blocks - first) * block_size, "a block is hashed before all its tokens are known"
+    tokens = pack(f"<{len(token_ids)}i", *token_ids)
     for index in range(first, num_blocks):
         at = (index - first) * block_size * 4
-        digest = blake2b(parent, digest_size=DIGEST_BYTES)
-        digest.update(tokens[at : at + block_size * 4])
+        digest = blake2b(parent + tokens[at : at + block_size * 4], digest_size=DIGEST_BYTES)
         if request.mm_features is not None:
             digest.update(_images(request, index * block_size, (index + 1) * block_size))
         parent = digest.digest()
