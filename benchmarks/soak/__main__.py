@@ -2,6 +2,7 @@
 
     python benchmarks/soak                         # 20 minutes on the CPU
     python benchmarks/soak --seconds 5 --round 2.5
+    python benchmarks/soak --backend cuda --seconds 180
 
 Two engines with pools that are too small: one lives through all of it, the other is made anew, in another setting, at
 each quiet moment. At quiet moments nothing may be left of what was served, and what clients got is compared with a
@@ -38,6 +39,8 @@ MAX_BYTES_A_REQUEST = 250.0
 and more: one left behind by each eighth request would be seen."""
 MAX_OBJECTS_A_REQUEST = 0.02
 """Growth of the number of Python objects: a leak of one object by every fiftieth request."""
+MAX_DEVICE_MB = 1.0
+"""By which memory of a device may grow once every setting has run: tensors of steps that are still read."""
 WARM_UP_MINUTES = 5.0
 """Every setting has run by then, and all caches are full."""
 COUNTERS = ("num_preemptions", "num_swap_outs", "num_swap_fallbacks", "num_failed_loads", "connector_hit_tokens",
@@ -51,6 +54,7 @@ class Soak:
     seed: int
     folder: Path
     quiet: LLM
+    backend: str
     start: float = field(default_factory=time.monotonic)
     counts: Counter[str] = field(default_factory=Counter)
     engine_counts: Counter[str] = field(default_factory=Counter)  # of engines that have been closed
@@ -132,7 +136,7 @@ class Soak:
         m = self.measures[-1]
         print(
             f"{m.minutes:5.1f} min  {m.num_requests:6} requests  {self.num_compared:5} compared  "
-            f"{m.resident_mb:6.1f} MB  {m.num_threads:2} threads  {m.num_objects} objects  {len(self.faults)} faults  "
+            f"{m.resident_mb:6.1f} MB  {m.device_mb:6.1f} MB on a device  {m.num_threads:2} threads  {m.num_objects} objects  {len(self.faults)} faults  "
             + "  ".join(f"{name.removeprefix('num_')} {value}" for name, value in counters.items()),
             flush=True,
         )
@@ -145,6 +149,9 @@ class Soak:
         threads = [m.num_threads for m in self.measures]
         if max(threads[len(CHANGING) :], default=0) > max(threads[: len(CHANGING)]):
             wrong.append(f"threads grow: {threads}")
+        device = [m.device_mb for m in self.measures]
+        if max(device[len(CHANGING) :], default=0) > max(device[: len(CHANGING)]) + MAX_DEVICE_MB:
+            wrong.append(f"memory of the device grows: {device}")
         if is_long:
             wrong += [f"nothing of {name} in all that time" for name, n in self._seen().items() if not n]
             wrong += self._growing(late)
@@ -168,12 +175,12 @@ class Soak:
 
 
 async def run(soak: Soak, seconds: float, round_s: float, rate: float, sample: int) -> None:
-    steady = make_engine(soak.folder, STEADY)
+    steady = make_engine(soak.folder, STEADY, soak.backend)
     try:
         number = 0
         while soak.minutes * 60 < seconds:
             words = CHANGING[number % len(CHANGING)]
-            await soak.round(steady, make_engine(soak.folder, words), round_s, rate, sample)
+            await soak.round(steady, make_engine(soak.folder, words, soak.backend), round_s, rate, sample)
             number += 1
     finally:
         steady.close()
@@ -186,12 +193,13 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=30.0, help="arrivals a second at each engine")
     parser.add_argument("--sample", type=int, default=24, help="requests of each engine to compare at a quiet moment")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--backend", default="cpu")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = save_model(Path(name))
-        with make_quiet(folder) as quiet:
+        with make_quiet(folder, given.backend) as quiet:
             warm_up(quiet)
-            soak = Soak(given.seed, folder, quiet)
+            soak = Soak(given.seed, folder, quiet, given.backend)
             asyncio.run(run(soak, given.seconds, given.round, given.rate, given.sample))
     wrong = soak.verdict(is_long=given.seconds > 2 * 60 * WARM_UP_MINUTES)
     print("  ".join(f"{what} {count}" for what, count in sorted(soak.counts.items())))

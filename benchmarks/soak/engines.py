@@ -11,7 +11,7 @@ from traffic import MAX_PROMPT
 
 from framework import LLM, AsyncLLM, SamplingParams
 
-_FIXED = ["backend=cpu", "engine.dtype=float32", "engine.batch_invariant=true", "kv_cache.block_size=8",
+_FIXED = ["engine.dtype=float32", "engine.batch_invariant=true", "kv_cache.block_size=8",
           f"engine.max_model_len={MAX_LEN}"]  # fmt: skip
 _TIGHT = ["kv_cache.num_blocks=21", "scheduler.max_num_seqs=8", "scheduler.max_num_batched_tokens=48"]
 _SWAP = ["scheduler.preemption=swap"]
@@ -44,14 +44,15 @@ CHANGING = (
 """Of the one that is closed and made anew at each quiet moment, in turn."""
 
 
-def make_engine(folder: Path, words: list[str]) -> AsyncLLM:
-    return AsyncLLM(str(folder), overrides=[*_FIXED, *_TIGHT, *words])
+def make_engine(folder: Path, words: list[str], backend: str) -> AsyncLLM:
+    return AsyncLLM(str(folder), overrides=[f"backend={backend}", *_FIXED, *_TIGHT, *words])
 
 
-def make_quiet(folder: Path) -> LLM:
+def make_quiet(folder: Path, backend: str) -> LLM:
     """The one that says what is right: one request at a time, nothing cached, room for all."""
     quiet = ["kv_cache.num_blocks=100", "kv_cache.prefix_caching=false", "scheduler.max_num_seqs=4"]
-    return LLM(str(folder), overrides=[*_FIXED, *quiet, f"scheduler.max_num_batched_tokens={MAX_PROMPT}"])
+    words = [f"backend={backend}", *_FIXED, *quiet]
+    return LLM(str(folder), overrides=[*words, f"scheduler.max_num_batched_tokens={MAX_PROMPT}"])
 
 
 def warm_up(quiet: LLM) -> None:

@@ -10,16 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 
 @dataclass(frozen=True)
 class Measure:
-    """At one quiet moment. minutes since the start; requests served so far; resident MB (10^6 bytes)."""
+    """At one quiet moment. minutes since the start; requests served so far; resident MB (10^6 bytes), and MB that tensors
+    have on a device, 0 without one."""
 
     minutes: float
     num_requests: int
     resident_mb: float
     num_threads: int
     num_objects: int
+    device_mb: float
 
 
 def measure(minutes: float, num_requests: int) -> Measure:
@@ -32,7 +36,8 @@ def measure(minutes: float, num_requests: int) -> Measure:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     status = Path("/proc/self/status").read_text().split("Threads:")[1]
     resident = pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-    return Measure(minutes, num_requests, resident, int(status.split()[0]), len(gc.get_objects()))
+    device = torch.cuda.memory_allocated() / 1e6 if torch.cuda.is_initialized() else 0.0
+    return Measure(minutes, num_requests, resident, int(status.split()[0]), len(gc.get_objects()), device)
 
 
 def growth(x: Sequence[float], y: Sequence[float]) -> float:
