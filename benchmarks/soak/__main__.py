@@ -136,7 +136,8 @@ class Soak:
         m = self.measures[-1]
         print(
             f"{m.minutes:5.1f} min  {m.num_requests:6} requests  {self.num_compared:5} compared  "
-            f"{m.resident_mb:6.1f} MB  {m.device_mb:6.1f} MB on a device  {m.num_threads:2} threads  {m.num_objects} objects  {len(self.faults)} faults  "
+            f"{m.resident_mb:6.1f} MB  {m.device_mb:6.1f} MB on a device  {m.num_threads:2} threads  "
+            f"{m.num_objects} objects  {len(self.faults)} faults  "
             + "  ".join(f"{name.removeprefix('num_')} {value}" for name, value in counters.items()),
             flush=True,
         )

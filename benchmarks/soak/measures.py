@@ -15,7 +15,7 @@ import torch
 
 @dataclass(frozen=True)
 class Measure:
-    """At one quiet moment. minutes since the start; requests served so far; resident MB (10^6 bytes), and MB that tensors
+    """At one quiet moment. minutes since the start; requests served so far; resident MB (10^6 bytes); MB that tensors
     have on a device, 0 without one."""
 
     minutes: float
