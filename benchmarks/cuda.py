@@ -51,7 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
 HOST_PARTS = ("schedule", "rows", "prepare", "plan", "forward", "sample", "post", "update")
 """Of `StepStats.seconds`: all but the wait. A step that is one graph has its launch in `forward`."""
 KERNELS = {
-    "attention": r"\b(decode|prompt|items|write)_kernel",
+    "attention": r"\b(decode|prompt|items|write|turn)_kernel",
     "matrices": r"gemm|gemv|nvjet|cutlass|splitK|(few_rows|matrix|split)_kernel",
     "norms, gate, rotation": r"\b(norm|gate|rotate)_kernel",
     "sampling": r"\b(group|choose|settle|apply|logprobs)_kernel",
