@@ -52,6 +52,17 @@ def test_decodes_cut_in_many_parts_equal_the_reference(step, window, block_size)
     assert int(one.attention.arrived.abs().sum()) == 0
 
 
+def test_tiles_of_long_prompts_equal_the_reference(step, monkeypatch):
+    from framework_attention.triton import shapes
+
+    short, one = step(by_name["chunks_only"], torch.float16), step(by_name["chunks_only"], torch.float16)
+    monkeypatch.setattr(shapes, "_LONG_KEYS", 1)
+    assert one.attention.prompt(56).tile == 128
+    one.assert_close(one.forward())
+    monkeypatch.undo()
+    assert short.attention.prompt(56).tile == 64 and one.attention.tile_queries == short.attention.tile_queries
+
+
 def test_keys_and_values_are_written_to_their_slots(step):
     for case in (SMALL_MIX, SMALL_DECODES):
         one = step(case, torch.bfloat16)

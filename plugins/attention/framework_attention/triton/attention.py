@@ -35,7 +35,7 @@ from framework_attention.triton.items import WIDTH, StepRows, items_kernel
 from framework_attention.triton.library import WholePrompt
 from framework_attention.triton.merge import Parts
 from framework_attention.triton.prompt import prompt_kernel
-from framework_attention.triton.shapes import decode_shape, invariant_shape, prompt_shape
+from framework_attention.triton.shapes import PromptShape, decode_shape, invariant_shape, prompt_shape
 from framework_attention.triton.write import turn_kernel, write_kernel
 
 _PLAIN = Turning(None, None, None, 0.0)
@@ -100,8 +100,7 @@ class TritonAttention:
         ((self._window, self._num_heads, self._kv_heads, self._dim),) = shapes
         self._dim_pad = max(16, triton.next_power_of_2(self._dim))
         self.decode = decode_shape(self._ctx.dtype, self._dim_pad)
-        several = invariant_shape if self._ctx.batch_invariant else prompt_shape
-        self.prompt = several(self._ctx.dtype, self._dim_pad, _shared_bytes(self._device))
+        self._shared_bytes = _shared_bytes(self._device)
         most = self.max_items(np.full(triton.next_power_of_2(self._ctx.max_num_seqs), self._ctx.max_model_len))
         self.whole = WholePrompt(self._ctx, layers[0])
         self.arrived = torch.zeros(most, self._kv_heads, dtype=torch.int32, device=kv[0].device)
@@ -117,11 +116,17 @@ class TritonAttention:
         by_keys = int(np.maximum(-(-max_lens // self.decode.min_keys), 1).sum())
         return min(len(max_lens) + -(-self.programs(max_lens) // self._kv_heads), by_keys)
 
+    def prompt(self, num_keys: int) -> PromptShape:
+        """Of a step whose longest prompt has num_keys keys, about; with `batch_invariant` the same for all."""
+        if self._ctx.batch_invariant:
+            return invariant_shape(self._ctx.dtype, self._dim_pad, self._shared_bytes)
+        return prompt_shape(self._ctx.dtype, self._dim_pad, self._shared_bytes, num_keys)
+
     @property
     def tile_queries(self) -> int:
         """Queries of a prompt's tile."""
         group = triton.next_power_of_2(self._num_heads // self._kv_heads)
-        return max(1, self.prompt.rows // group)
+        return max(1, self.prompt(0).rows // group)
 
     def add_request(self, req_idx: int) -> None:
         """Nothing is kept a request."""
@@ -151,7 +156,9 @@ class TritonPlan:
         self._num_items, self._programs = owner.max_items(max_lens), owner.programs(max_lens)
         self._is_whole = owner.whole.serves(scheduled, batch.seq_lens_max_np, num_tokens)
         queries = owner.tile_queries
-        self._num_tiles = int((-(-scheduled[scheduled >= least] // queries)).sum())
+        is_prompt = scheduled >= least
+        self._num_tiles = int((-(-scheduled[is_prompt] // queries)).sum())
+        self._prompt = owner.prompt(int(batch.seq_lens_max_np[is_prompt].max(initial=0)))
         if self._num_items or self._num_tiles:
             self._list_work(num_rows, least)
 
@@ -226,7 +233,7 @@ class TritonPlan:
         )  # fmt: skip
 
     def _attend_prompts(self, bound: Layer, new: Projected, turning: Turning, keys: Tensor, out: Tensor) -> None:
-        owner, spec, shape = self._owner, bound.spec, self._owner.prompt
+        owner, spec, shape = self._owner, bound.spec, self._prompt
         group = triton.next_power_of_2(bound.group)
         prompt_kernel[(self._num_tiles * spec.num_kv_heads,)](
             new, turning, *self._own(keys, new.v), self._paged(bound), self._table.stride(0), self._tiles, out,
@@ -266,7 +273,7 @@ class TritonPlan:
         """Descriptors of the step's keys, as they are in the cache, and values."""
         if not self._reads_own:
             return None, None
-        tile = [self._owner.prompt.tile, self._owner._dim]
+        tile = [self._prompt.tile, self._owner._dim]
         shape = [len(k), self._owner._kv_heads * self._owner._dim]
         own_k = TensorDescriptor(k, shape, [k.stride(0), 1], tile)
         return own_k, TensorDescriptor(v, shape, [v.stride(0), 1], tile)

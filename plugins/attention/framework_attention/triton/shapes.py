@@ -10,6 +10,7 @@ import torch
 
 _LARGE, _LARGEST = 140_000, 230_912
 """Bytes that tiles of 64 and of 128 keys take in the largest shapes below, about and exactly."""
+_LONG_KEYS = 4096
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,20 @@ def decode_shape(dtype: torch.dtype, dim_pad: int) -> DecodeShape:
     return DecodeShape(32, 2, 3) if dim_pad <= 128 else DecodeShape(32, 4, 3)
 
 
-def prompt_shape(dtype: torch.dtype, dim_pad: int, shared_bytes: int) -> PromptShape:
-    """shared_bytes: memory that a program may have on its multiprocessor."""
+def prompt_shape(dtype: torch.dtype, dim_pad: int, shared_bytes: int, num_keys: int = 0) -> PromptShape:
+    """shared_bytes: memory that a program may have on its multiprocessor. num_keys: of the longest prompt, about.
+
+    The number of rows does not depend on num_keys. With tiles of 128 keys one prompt of 8192 takes 7 % less, and eight
+    of 1024 take 28 % more.
+    """
     if dtype is torch.float32:
         return PromptShape(64, 32, 8, 2) if dim_pad <= 128 else PromptShape(16, 16, 4, 2)
     if shared_bytes < _LARGE:
         return PromptShape(64, 64, 4, 2) if dim_pad <= 128 else PromptShape(32, 32, 4, 2)
     if dim_pad > 128:
         return PromptShape(64, 32, 4, 3)
-    return PromptShape(128, 128, 8, 3) if shared_bytes >= _LARGEST else PromptShape(128, 64, 8, 3)
+    is_long = num_keys >= _LONG_KEYS and shared_bytes >= _LARGEST
+    return PromptShape(128, 128 if is_long else 64, 8, 3)
 
 
 def invariant_shape(dtype: torch.dtype, dim_pad: int, shared_bytes: int) -> PromptShape:
