@@ -36,7 +36,7 @@ BAD: tuple[tuple[Any, Mapping[str, Any]], ...] = (
     ([1], {"max_tokens": 0}),
     ([1], {"logprobs": VOCAB + 1}),
     ([1], {"stop": [""]}),
-    ([1], {"bad_words": ["a"]}),
+    ([1], {"bad_words_token_ids": [[VOCAB]]}),
     ([1], {"min_tokens": 9, "max_tokens": 8}),
     ([1], {"stages": {"no such stage": True}}),
 )
