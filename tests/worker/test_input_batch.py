@@ -93,8 +93,9 @@ def test_steps_of_changing_shape_leave_nothing_behind(lengths: list[list[int]]) 
         rows = np.arange(1, r + 1, dtype=np.int32)
         scheduled = SchedulerOutput(step, rows, np.array(spans, np.int32), computed, samples, np.zeros(r, np.int32))
         fresh = InputBuffers(ROWS, TOKENS + 64, GROUPS, CpuBackend({}, BackendContext()), 1)
-        ours, theirs = inputs.prepare(scheduled, table.views, goes_on=False), fresh.prepare(
-            scheduled, table.views, goes_on=False
+        ours, theirs = (
+            inputs.prepare(scheduled, table.views, goes_on=False),
+            fresh.prepare(scheduled, table.views, goes_on=False),
         )
         pairs = [(ours, theirs), (inputs.logits_view(ours), fresh.logits_view(theirs))]
         for field, a, b in ((f.name, getattr(x, f.name), getattr(y, f.name)) for x, y in pairs for f in fields(x)):
