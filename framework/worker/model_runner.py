@@ -154,9 +154,11 @@ class ModelRunner:
     ) -> StepFuture:
         rows = scheduled.rows
         variant = None if scheduled.grammar_rows is not None else self._variant(scheduled, bucket)
+        self._last_padded = bucket, variant
+        if variant is None:
+            bucket = self._padded.with_logits(bucket)
         executable = self._padded.executable(bucket, variant)
         self._inputs.send_decodes(rows, entered, bucket.requests)
-        self._last_padded = bucket, variant
         clock.mark("prepare", then="forward")
         wanting = None
         if variant is None:

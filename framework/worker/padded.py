@@ -44,6 +44,11 @@ class PaddedSteps:
         """The smallest bucket for so many decodes; None when there is none."""
         return next((bucket for bucket in self._buckets if bucket.requests >= num_rows), None)
 
+    def with_logits(self, bucket: Bucket) -> Bucket:
+        """The bucket in which a forward pass runs alone: one of few, because each keeps memory for its logits."""
+        wanted = 1 << (bucket.requests - 1).bit_length()
+        return next((one for one in self._buckets if one.requests >= wanted), self._buckets[-1])
+
     def variant(self, req_idx: NDArray[np.int32]) -> Variant | None:
         """What the sampler has to do for these rows inside of the executable; None for rows sampled behind it."""
         return None if self._captured is None else self._captured.variant(req_idx)
@@ -52,7 +57,7 @@ class PaddedSteps:
         """One that serves the variant. What is made stays.
 
         The first step that needs a variant makes it for every bucket: one wait then, and none while requests come and
-        go. Where the sampler runs behind the executable it is made for the step's bucket alone: it keeps its logits.
+        go. Where the sampler runs behind the executable it is made for the step's bucket alone.
         """
         found = self._made[bucket].get(variant)
         if found is None:

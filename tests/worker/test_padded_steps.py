@@ -20,7 +20,7 @@ from framework import LLM, SamplingParams
 from framework.batch import BlockDelta, InputBatch, SchedulerOutput
 from framework.interfaces import Bucket
 from framework.testing.crafted import save_crafted
-from framework.worker.padded import entered_blocks
+from framework.worker.padded import PaddedSteps, entered_blocks
 from framework_attention.cpu import CpuAttention
 
 VOCAB = 40
@@ -172,6 +172,12 @@ def test_buckets_share_one_wide_executable_once_they_have_many(
     requests = [WANTS[want] for want in ("temperature", "bias", "thresholds", "penalties", "allowed", "logprobs")]
     assert_same(outputs(folder, requests), plain(requests))
     assert padded.count(4) <= 4  # plain, one that was needed first, all stages, all stages with logprobs
+
+
+def test_forward_passes_alone_run_in_buckets_of_powers_of_two() -> None:
+    steps = PaddedSteps([Bucket(n, n, n, 1) for n in (1, 2, 4, 8, 16, 24, 30)], None, lambda *_: None)
+    found = {rows: steps.with_logits(steps.bucket(rows)).requests for rows in (1, 2, 3, 5, 9, 17, 25, 30)}
+    assert found == {1: 1, 2: 2, 3: 4, 5: 8, 9: 16, 17: 30, 25: 30, 30: 30}
 
 
 def scheduled(rows: list[int], computed: list[int], delta: tuple[list[int], ...]) -> SchedulerOutput:
