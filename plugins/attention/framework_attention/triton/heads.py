@@ -44,11 +44,14 @@ class Turning(NamedTuple):
 
 @triton.jit
 def angles(turning, position, DIM: tl.constexpr, DIM_PAD: tl.constexpr):
-    """(cosines, sines) [n, DIM_PAD] float32 of positions [n, 1]; zeros without a rotation."""
+    """(cosines, sines) [n, DIM_PAD] float32 of positions [n, 1]; zeros without a rotation.
+
+    A padding row has length 0, so that its position is -1: it gets those of position 0, and does nothing with them.
+    """
     d = tl.arange(0, DIM_PAD)[None, :]
     cos, sin = tl.zeros([1, DIM_PAD], tl.float32), tl.zeros([1, DIM_PAD], tl.float32)
     if turning.table is not None:
-        row = turning.table + position.to(tl.int64) * (2 * DIM) + d
+        row = turning.table + tl.maximum(position, 0).to(tl.int64) * (2 * DIM) + d
         cos, sin = tl.load(row, mask=d < DIM, other=0.0), tl.load(row + DIM, mask=d < DIM, other=0.0)
     return cos, sin
 
