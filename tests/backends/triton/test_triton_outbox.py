@@ -41,6 +41,17 @@ def test_each_launch_fills_the_next_slot(device):
             assert ours.dtype == theirs.dtype and torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8)), name
 
 
+def test_turns_do_not_count_up(device):
+    """A count of int32 would overflow in weeks, and the slot of a negative number lies in front of the ring."""
+    value = [torch.zeros(32, dtype=torch.uint8, device=device)]
+    outbox = Outbox(value, device)
+    turns = []
+    for _ in range(5):
+        turns.append(int(outbox._turn))
+        outbox.write(value)
+    assert turns == [0, 1, 2, 3, 0]
+
+
 def test_a_slot_is_written_within_its_bounds(device):
     value = [torch.full((24,), 255, dtype=torch.uint8, device=device)]
     outbox = Outbox(value, device)

@@ -20,16 +20,16 @@ BLOCK, NUM_WARPS = 4096, 8
 
 @triton.jit
 def outbox_kernel(sources, sizes, places, ring, turn, slot_bytes, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (1). Bytes of each source go to its place in slot turn % SLOTS; turn int32 counts the launches."""
+    """Grid (1). Bytes of each source go to their place in slot `turn`, int32, which moves on to the next one."""
     number = tl.load(turn)
-    slot = ring + (number % SLOTS) * slot_bytes
+    slot = ring + number * slot_bytes
     for piece in tl.static_range(len(sources)):
         for start in range(0, sizes[piece], BLOCK):
             at = start + tl.arange(0, BLOCK)
             content = tl.load(sources[piece] + at, mask=at < sizes[piece])
             tl.store(slot + places[piece] + at, content, mask=at < sizes[piece])
     tl.debug_barrier()
-    tl.store(turn, number + 1)
+    tl.store(turn, (number + 1) % SLOTS)  # a count of launches would overflow in weeks
 
 
 def write_outbox(sources: Sequence[Tensor], places: Sequence[int], ring: Tensor, turn: Tensor) -> None:
