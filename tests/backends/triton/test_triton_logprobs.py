@@ -61,3 +61,11 @@ def test_results_stand_in_one_piece_of_memory_each(device):
         for place, tensor in enumerate(tensors):
             tensor.fill_(place)
         assert [set(tensor.flatten().tolist()) for tensor in tensors] == [{i} for i in range(len(tensors))]
+
+
+def test_scratch_of_batches_that_grow_row_by_row_is_twice_the_largest_at_most(device):
+    ops = TritonSamplerOps(block_groups=4)
+    for count in (1, 2, 3, 4, 5, 6, 9):
+        ops.logprobs(torch.zeros(count, 130, device=device), torch.zeros(count, dtype=torch.int64, device=device), 0,
+                     is_log=True)  # fmt: skip
+    assert [one.num_rows for one in (*ops._outgrown, *ops._scratch.values())] == [1, 2, 4, 8, 16]

@@ -45,7 +45,8 @@ ones need the programs, and a launch would cost them more."""
 
 
 class TritonSamplerOps:
-    """Fused sampling. Scratch memory is taken for the largest batch so far and stays at its address.
+    """Fused sampling. Scratch memory is taken for the largest batch so far and stays where it is, also behind larger
+    ones: at most twice what the largest needs.
 
     block_groups, num_warps  groups of a block, and the warps that work on it
     row_groups, row_warps    those of a program that has a row to itself
@@ -175,7 +176,8 @@ class TritonSamplerOps:
         if scratch is None or scratch.num_rows < num_rows:
             if scratch is not None:
                 self._outgrown.append(scratch)
-            scratch = self._scratch[key] = _Scratch.of(num_rows, logits, self._split)
+            # For the power of 2: batches that grow by a row at a time would leave one of each size behind.
+            scratch = self._scratch[key] = _Scratch.of(triton.next_power_of_2(num_rows), logits, self._split)
         return scratch
 
 
