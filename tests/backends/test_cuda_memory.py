@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -41,6 +44,48 @@ def test_one_request_that_does_not_fit_is_refused_with_what_is_left() -> None:
 def test_a_device_that_is_full_has_nothing_left() -> None:
     with pytest.raises(ConfigError, match=r"and 0\.0 GB are left"):
         kv_bytes(10, 1, None, in_use=99 * GB, total=100 * GB, step_bytes=0)
+
+
+class Closed:
+    """What only the collector frees."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+class Allocator:
+    """Bytes of a device as torch counts them."""
+
+    def __init__(self) -> None:
+        self.allocated = self.peak = 0
+
+    def take(self, num_bytes: int) -> None:
+        self.allocated += num_bytes
+        self.peak = max(self.peak, self.allocated)
+
+    def reset_peak(self, device: torch.device) -> None:
+        self.peak = self.allocated
+
+
+def test_memory_of_a_closed_engine_does_not_hide_what_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a circle that the collector may find while the step runs, before its peak."""
+    allocator = Allocator()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", allocator.reset_peak)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocator.allocated)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: allocator.peak)
+    closed = Closed()
+    allocator.take(60)
+    weakref.finalize(closed, allocator.take, -60)
+    del closed
+
+    def forward() -> None:
+        gc.collect()
+        allocator.take(10)
+
+    memory = CudaMemory(torch.device("cpu"))
+    memory.profile(forward)
+    assert memory._step_bytes == 10
 
 
 def numbered(memory: CudaMemory) -> list[torch.Tensor]:

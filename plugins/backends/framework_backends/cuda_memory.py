@@ -32,6 +32,7 @@ class CudaMemory:
 
         Raises ConfigError when the device has not so much.
         """
+        gc.collect()  # an engine that was closed is a circle of its parts: what goes meanwhile would hide what is taken
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
@@ -47,7 +48,7 @@ class CudaMemory:
 
     def kv_bytes(self, max_model_len: int, bytes_per_token: int, fraction: float | None) -> int:
         """As `kv_bytes` for the device as it is now; what this process has freed counts as free."""
-        gc.collect()  # an engine that was closed is a circle of its parts
+        gc.collect()  # as above
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self._device)
