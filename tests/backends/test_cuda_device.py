@@ -72,6 +72,15 @@ def test_driver_that_does_not_answer_is_named(device_there: None, monkeypatch: p
         cuda_device.open_device()
 
 
+def test_another_device_than_the_first_one_is_refused(device_there: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(cuda_device, "find_spec", lambda name: SimpleNamespace())
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    with pytest.raises(ConfigError, match=r"device is cuda:1, .*\. Choose a device by CUDA_VISIBLE_DEVICES"):
+        cuda_device.open_device()
+
+
 def test_old_device_is_named(device_there: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(cuda_device, "find_spec", lambda name: SimpleNamespace())

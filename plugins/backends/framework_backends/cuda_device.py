@@ -42,9 +42,13 @@ def open_device() -> torch.device:
         raise _refusal("triton, in which its kernels are written, is not installed", _INSTALL)
     try:
         torch.cuda.init()
-        device = torch.device("cuda", torch.cuda.current_device())
+        current = torch.cuda.current_device()
     except Exception as error:
         raise _refusal(first_line(error), "Compare the driver (nvidia-smi) with what torch needs") from error
+    if current:  # of this thread: in others it is the first one, and kernels run on the current one
+        way_out = "Choose a device by CUDA_VISIBLE_DEVICES, and leave torch.cuda.set_device out"
+        raise _refusal(f"the current device is cuda:{current}, and only the first one is served", way_out)
+    device = torch.device("cuda", 0)
     capability = torch.cuda.get_device_capability(device)
     if capability < _MIN_CAPABILITY:
         name, least = torch.cuda.get_device_name(device), ".".join(map(str, _MIN_CAPABILITY))
