@@ -111,7 +111,10 @@ class Scheduler(Protocol):
         """The next step. May be called again before `update` of the steps in flight (up to max_in_flight)."""
 
     def update(self, scheduled: SchedulerOutput, output: StepOutput) -> Sequence[NewTokens]:
-        """Commits a step's tokens, publishes computed blocks, ends requests. Steps come back in order."""
+        """Commits a step's tokens, publishes computed blocks, ends requests. Steps come back in order.
+
+        A list, or `request.OneEach` where every row got one token and goes on: then nothing is done a request.
+        """
 
     def has_work(self) -> bool: ...
 
