@@ -307,7 +307,7 @@ def test_rows_without_a_list_are_measured_by_the_backend_whoever_else_lists_ids(
     class Ops:
         """Measures in a way of its own: it says 7 of everything."""
 
-        fuses = ()
+        fuses, compiles = (), False
 
         def logprobs(self, logits, ids, k, *, is_log):
             sevens = torch.full((len(ids), k), 7)
