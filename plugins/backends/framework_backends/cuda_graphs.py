@@ -7,6 +7,7 @@ share the memory of what none of them returns.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from torch import Tensor
 
 from framework.errors import ConfigError, FrameworkError, first_line
 from framework_backends.cuda_transfers import Arriving, Outbox, Transfers
+
+_FAILED: list[torch.cuda.CUDAGraph] = []
+"""Graphs that could not be recorded: the allocator of pinned memory may ask them for good."""
 
 
 class Captured:
@@ -79,5 +83,17 @@ class Graphs:
             if outbox is not None:
                 outbox.write(value)
         finally:
-            graph.capture_end()
+            self._end(graph)
         return graph, value
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Ends a recording, for torch's allocators also one that has failed: up to torch 2.12 they believe that it goes
+        on, ask the graph with each allocation, and refuse both another recording in its pool and `empty_cache`."""
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            _FAILED.append(graph)
+            with suppress(RuntimeError):  # it is ended
+                torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+            self._pool = torch.cuda.graph_pool_handle()
+            raise

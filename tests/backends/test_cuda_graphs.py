@@ -1,0 +1,87 @@
+"""Recording of steps: one that cannot be recorded is an error of its own, and of no other step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from framework.errors import ConfigError
+from framework_backends import cuda_graphs
+from framework_backends.cuda_graphs import Graphs
+from framework_backends.cuda_transfers import Transfers
+
+
+class Recordings:
+    """torch's recording, where a step that calls `wait` cannot be recorded.
+
+    pools: the one of each recording; open_pools: those of which the allocator believes that a recording goes on
+    """
+
+    def __init__(self) -> None:
+        self.pools: list[int] = []
+        self.open_pools: list[int] = []
+        self.is_on = self.is_invalid = False
+
+    def wait(self) -> None:
+        if self.is_on:
+            self.is_invalid = True
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    def capture_begin(self, pool: int, capture_error_mode: str) -> None:
+        assert pool not in self.open_pools, "already recording to mempool_id"
+        self.is_on, self.is_invalid = True, False
+        self.pools.append(pool)
+        self.open_pools.append(pool)
+
+    def capture_end(self) -> None:
+        self.is_on = False
+        if self.is_invalid:
+            raise RuntimeError("operation failed due to a previous error during capture")
+        self.open_pools.remove(self.pools[-1])
+
+
+@pytest.fixture
+def recordings(monkeypatch: pytest.MonkeyPatch) -> Recordings:
+    made, pools = Recordings(), iter(range(100))
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda one: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: made)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda device, pool: made.open_pools.remove(pool))
+    monkeypatch.setattr(cuda_graphs, "_FAILED", [])
+    return made
+
+
+def refused(graphs: Graphs, step: Callable[[], Any]) -> None:
+    with pytest.raises(ConfigError, match=r"a step of 3 rows cannot be captured as a graph \(oper.*engine\.graphs=off"):
+        graphs.capture(step, "a step of 3 rows")
+
+
+def test_recordings_behind_one_that_failed_have_a_pool_of_their_own(recordings: Recordings) -> None:
+    device = torch.device("cpu")
+    graphs = Graphs(device, Transfers(device))
+    graphs.capture(lambda: None, "a step of 1 rows")
+    refused(graphs, recordings.wait)
+    graphs.capture(lambda: None, "a step of 3 rows")
+    graphs.capture(lambda: None, "a step of 2 rows")
+    assert recordings.pools == [0, 0, 1, 1] and not recordings.open_pools
+
+
+@pytest.mark.cuda
+def test_a_step_that_waits_is_refused_and_others_are_recorded_behind_it() -> None:
+    device = torch.device("cuda", 0)
+    graphs, x = Graphs(device, Transfers(device)), torch.ones(4, device=device)
+    refused(graphs, lambda: x + float(x.sum()))
+    captured = graphs.capture(lambda: x + 1, "a step of 4 rows")
+    torch.cuda.empty_cache()
+    x.fill_(5)
+    captured()
+    assert captured.arriving().wait().tolist() == [6, 6, 6, 6]
