@@ -7,6 +7,7 @@ one, and the kernels stand in `triton`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -138,7 +139,7 @@ class CudaBackend:
                 return _Step(collect, executable.arriving())
             return _Step(collect, self._transfers.copied(value))
         except Exception as error:
-            return _FailedStep(error)
+            return FailedStep(error, self.device)
 
 
 class _Step:
@@ -156,15 +157,18 @@ class _Step:
         return self._arriving.done()
 
 
-class _FailedStep:
-    """A step that could not be given to the device."""
+class FailedStep:
+    """A step that could not be given to the device, or not as a whole. It comes back, as others do, when the device has
+    done what it was given: then what it was told from may be written anew."""
 
-    __slots__ = ("_error",)
+    __slots__ = ("_device", "_error")
 
-    def __init__(self, error: Exception) -> None:
-        self._error = error
+    def __init__(self, error: Exception, device: torch.device) -> None:
+        self._error, self._device = error, device
 
     def result(self) -> StepOutput:
+        with suppress(Exception):  # of the device, which the error at hand may be already
+            torch.cuda.synchronize(self._device)
         raise self._error
 
     def done(self) -> bool:
