@@ -262,14 +262,12 @@ def _compare_products(plain: Any, biased: Any, weight: Tensor, bias: Tensor, dev
         normed = layer_reference.rms_norm(stream, factor, 1e-5)
         product = functional.linear(normed.float(), weight.float(), bias.float())
         given = x.to(device), residual.to(device), factor.to(device), 1e-5
-        behind_norms = [(biased.gated_after_norm, layer_reference.silu_and_mul(product))]
-        if count == 1:  # of more rows it is a norm and a product as below, in a launch each
-            behind_norms.append((biased.after_norm, product))
-        for method, want in behind_norms:
-            found, carried = method(*given)
-            near(found, want)
-            near(carried, stream)
-        near(biased(normed.to(device)), product)
+        found, carried = biased.gated_after_norm(*given)
+        near(found, layer_reference.silu_and_mul(product))
+        near(carried, stream)
+        # Of more rows than one `after_norm` is a norm and the product, in a launch each.
+        found = biased.after_norm(*given)[0] if count == 1 else biased(normed.to(device))
+        near(found, product)
 
 
 # ------------------------------------------------------------------------------------------------------------ sampler
