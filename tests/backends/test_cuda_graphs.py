@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,6 +75,19 @@ def test_recordings_behind_one_that_failed_have_a_pool_of_their_own(recordings: 
     graphs.capture(lambda: None, "a step of 3 rows")
     graphs.capture(lambda: None, "a step of 2 rows")
     assert recordings.pools == [0, 0, 1, 1] and not recordings.open_pools
+
+
+def test_recordings_of_several_threads_take_turns(recordings: Recordings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them waits for the device at its beginning, which is an error while one goes on."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: recordings.wait())
+    device = torch.device("cpu")
+
+    def record(_: int) -> None:
+        Graphs(device, Transfers(device)).capture(lambda: sleep(0.005), "a step of 1 rows")
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(record, range(3)))
+    assert len(recordings.pools) == 3 and not recordings.open_pools
 
 
 @pytest.mark.cuda

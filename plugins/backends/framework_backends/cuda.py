@@ -26,7 +26,7 @@ from framework.interfaces import (
     StepFuture,
     StepOps,
 )
-from framework_backends.cuda_device import open_device
+from framework_backends.cuda_device import WHOLE_DEVICE, open_device
 from framework_backends.cuda_graphs import Captured, Graphs
 from framework_backends.cuda_layer_ops import CudaLayerOps
 from framework_backends.cuda_linear import CudaLinearPacker
@@ -167,7 +167,7 @@ class FailedStep:
         self._error, self._device = error, device
 
     def result(self) -> StepOutput:
-        with suppress(Exception):  # of the device, which the error at hand may be already
+        with WHOLE_DEVICE, suppress(Exception):  # of the device, which the error at hand may be already
             torch.cuda.synchronize(self._device)
         raise self._error
 

@@ -7,6 +7,7 @@ and never a run on the processor that nobody asked for.
 from __future__ import annotations
 
 import os
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 _NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")  # dxg: Linux under Windows
 _MIN_CAPABILITY = (8, 0)
 _INSTALL = "Install it with pip install 'framework[cuda]'"
+WHOLE_DEVICE = threading.RLock()
+"""Held by whoever records a graph and by whoever waits for the whole device: that is an error while any thread records.
+"""
 
 
 def probe() -> str | None:

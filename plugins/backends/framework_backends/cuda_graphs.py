@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from framework.errors import ConfigError, FrameworkError, first_line
+from framework_backends.cuda_device import WHOLE_DEVICE
 from framework_backends.cuda_transfers import Arriving, Outbox, Transfers
 
 _FAILED: list[torch.cuda.CUDAGraph] = []
@@ -60,7 +61,7 @@ class Graphs:
         Raises ConfigError for a step that cannot be recorded; errors of our own kinds pass as they are.
         """
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
+        with WHOLE_DEVICE, torch.cuda.stream(self._stream):
             outbox = self._transfers.outbox(step())
             torch.cuda.synchronize(self._device)
             try:

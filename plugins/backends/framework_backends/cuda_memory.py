@@ -14,6 +14,7 @@ from torch import Tensor
 
 from framework.errors import ConfigError, first_line
 from framework.interfaces import KVSpec
+from framework_backends.cuda_device import WHOLE_DEVICE
 
 DEFAULT_FRACTION = 0.9
 """Of the device's memory that may be in use in all. The rest is for captured graphs, which are recorded when the KV
@@ -33,6 +34,10 @@ class CudaMemory:
         Raises ConfigError when the device has not so much.
         """
         gc.collect()  # an engine that was closed is a circle of its parts: what goes meanwhile would hide what is taken
+        with WHOLE_DEVICE:
+            self._step_bytes = self._bytes_of(forward)
+
+    def _bytes_of(self, forward: Callable[[], Any]) -> int:
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
@@ -44,13 +49,14 @@ class CudaMemory:
                 "scheduler.max_num_batched_tokens or scheduler.max_num_seqs, or free memory of the device"
             ) from error
         torch.cuda.synchronize(self._device)
-        self._step_bytes = torch.cuda.max_memory_allocated(self._device) - before
+        return torch.cuda.max_memory_allocated(self._device) - before
 
     def kv_bytes(self, max_model_len: int, bytes_per_token: int, fraction: float | None) -> int:
         """As `kv_bytes` for the device as it is now; what this process has freed counts as free."""
         gc.collect()  # as above
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
+        with WHOLE_DEVICE:
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self._device)
         return kv_bytes(max_model_len, bytes_per_token, fraction, total - free, total, self._step_bytes)
 
