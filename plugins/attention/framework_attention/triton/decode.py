@@ -63,7 +63,8 @@ def decode_kernel(
     query_head = head * GROUP + member
     is_last = (part == parts - 1) & (length > 0)
     # Only the program of the last part has the token's own key and value; in the others they are 0.
-    one = (tl.zeros([1, 1], tl.int32) == 0) & is_last
+    zero = tl.zeros([1, 1], tl.int32)
+    one = (zero + part == parts - 1) & (zero + length > 0)
     at_q = new.q + token.to(tl.int64) * new.q_stride + query_head[:, None] * DIM
     at_k = new.k + token.to(tl.int64) * new.k_stride + head * DIM + tl.zeros([1, 1], tl.int32)
     at_v = new.v + token.to(tl.int64) * new.v_stride + head * DIM + d[None, :]
