@@ -31,8 +31,9 @@ class Frozen:
 
 
 def random_tree() -> tuple[Slotted, torch.Tensor]:
-    """Two dtypes in one storage of bytes, and tensors elsewhere."""
-    storage = torch.randint(0, 255, (400,), dtype=torch.uint8)
+    """Two dtypes in one storage of bytes, and tensors elsewhere. No byte is as large as those of a float that is not a
+    number, which would not equal itself."""
+    storage = torch.randint(0, 120, (400,), dtype=torch.uint8)
     ids, strided = storage[8:88].view(torch.int64), storage[100:260].view(torch.float32).view(5, 8)[:, 1:7:2]
     parts = [Frozen(strided), {"a": torch.randn(3), "b": None}, Pair(torch.tensor(4), "text"), (ids, 7)]
     return Slotted(ids, np.arange(3), parts), storage
