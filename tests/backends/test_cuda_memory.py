@@ -1,4 +1,4 @@
-"""Memory of a CUDA device: the arithmetic of what KV blocks get, and blocks that move, here on a host device too."""
+"""Memory of a CUDA device: the arithmetic of what KV blocks get, and what is measured for it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from framework.interfaces import KVSpec
 from framework_backends.cuda_memory import CudaMemory, kv_bytes
 
 GB = 10**9
-SPECS = [KVSpec((2, 3, -1, 4, 5), torch.float32, 480), KVSpec((-1, 4, 7), torch.float16, 56)]
-DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 
 
 def test_kv_has_the_fraction_of_the_device_less_what_is_in_use_and_a_step() -> None:
@@ -86,58 +84,6 @@ def test_memory_of_a_closed_engine_does_not_hide_what_a_step_takes(monkeypatch: 
     memory = CudaMemory(torch.device("cpu"))
     memory.profile(forward)
     assert memory._step_bytes == 10
-
-
-def numbered(memory: CudaMemory) -> list[torch.Tensor]:
-    """Nine blocks with a value of its own in every place that the dtype can tell."""
-    kv = memory.allocate_kv(SPECS, 9)
-    assert not any(tensor.any() for tensor in kv)
-    for tensor in kv:
-        tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) % 2048)
-    return kv
-
-
-@DEVICES
-def test_blocks_are_copied_as_if_at_once(device: str) -> None:
-    memory = CudaMemory(torch.device(device))
-    kv = numbered(memory)
-    before = [tensor.clone() for tensor in kv]
-    memory.copy_blocks(kv, SPECS, [(1, 2), (2, 3), (8, 1)])
-    for tensor, old, spec in zip(kv, before, SPECS, strict=True):
-        dim = spec.shape.index(-1)
-        order = torch.tensor([0, 8, 1, 2, 4, 5, 6, 7, 8], device=device)
-        assert torch.equal(tensor, old.index_select(dim, order))
-
-
-@DEVICES
-def test_blocks_come_to_the_host_and_go_back_elsewhere(device: str) -> None:
-    memory = CudaMemory(torch.device(device))
-    kv = numbered(memory)
-    before = [tensor.clone().cpu() for tensor in kv]
-    data = memory.gather_blocks(kv, SPECS, [5, 2])
-    assert [(d.device.type, d.shape, d.dtype) for d in data] == [
-        ("cpu", (2, 2, 3, 4, 5), torch.float32),
-        ("cpu", (2, 4, 7), torch.float16),
-    ]
-    memory.scatter_blocks(kv, SPECS, [0, 7], data)
-    for one in data:
-        one.zero_()  # which changes nothing any more
-    for tensor, old, spec in zip(kv, before, SPECS, strict=True):
-        order = torch.tensor([5, 1, 2, 3, 4, 5, 6, 2, 8])
-        assert torch.equal(tensor.cpu(), old.index_select(spec.shape.index(-1), order))
-
-
-@pytest.mark.cuda
-def test_blocks_are_copied_and_put_back_without_waiting() -> None:
-    memory = CudaMemory(torch.device("cuda"))
-    kv = numbered(memory)
-    data = memory.gather_blocks(kv, SPECS, [5, 2])
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        memory.copy_blocks(kv, SPECS, [(1, 2), (2, 3)])
-        memory.scatter_blocks(kv, SPECS, [0, 7], data)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.cuda

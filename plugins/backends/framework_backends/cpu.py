@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from framework.batch import StepOutput
-from framework.errors import ConfigError, did_you_mean
 from framework.interfaces import (
     BackendContext,
     Bucket,
@@ -31,8 +30,9 @@ from framework_backends.cpu_linear import LinearPacker
 from framework_backends.cpu_memory import free_bytes, keep_freed_memory, kv_bytes, lazy_zeros, prefer_huge_pages
 from framework_backends.cpu_sampler_ops import CpuSamplerOps
 from framework_backends.cpu_step_ops import CpuStepOps
+from framework_backends.dtypes import named_dtype
+from framework_backends.moved_blocks import BlockMoves
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
 
@@ -53,6 +53,7 @@ class CpuBackend:
         self.sampler_ops: SamplerOps = CpuSamplerOps()
         self.layer_ops: LayerOps = InvariantLayerOps() if ctx.batch_invariant else CpuLayerOps()
         self._packer = LinearPacker(ctx.batch_invariant)
+        self._moves = BlockMoves(self.device)
         if keep_freed_memory():
             prefer_huge_pages()
 
@@ -83,25 +84,15 @@ class CpuBackend:
         return kv_bytes(max_model_len, bytes_per_token, fraction, free_bytes())
 
     def copy_blocks(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], pairs: Sequence[tuple[int, int]]) -> None:
-        """All sources are read before any destination is written."""
-        sources, targets = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
-        for tensor, spec in zip(kv, specs, strict=True):
-            dim = spec.shape.index(-1)
-            tensor.index_copy_(dim, targets, tensor.index_select(dim, sources))
+        self._moves.copy(kv, specs, pairs)
 
     def gather_blocks(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int]) -> list[Tensor]:
-        index = torch.tensor(blocks, dtype=torch.int64)
-        dims = [spec.shape.index(-1) for spec in specs]
-        picked = [tensor.index_select(dim, index) for tensor, dim in zip(kv, dims, strict=True)]
-        return [tensor.movedim(dim, 0).contiguous() for tensor, dim in zip(picked, dims, strict=True)]
+        return self._moves.gather(kv, specs, blocks)
 
     def scatter_blocks(
         self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int], data: Sequence[Tensor]
     ) -> None:
-        index = torch.tensor(blocks, dtype=torch.int64)
-        for tensor, spec, values in zip(kv, specs, data, strict=True):
-            dim = spec.shape.index(-1)
-            tensor.index_copy_(dim, index, values.movedim(0, dim))
+        self._moves.scatter(kv, specs, blocks, data)
 
     def host_memory(self, num_words: int) -> Tensor:
         return torch.zeros(num_words, dtype=torch.int64)
@@ -145,10 +136,7 @@ def choose_dtype(word: str) -> torch.dtype:
     """The dtype of `engine.dtype`; auto is bfloat16 where the CPU multiplies it natively, else float32."""
     if word == "auto":
         return torch.bfloat16 if _multiplies_bfloat16(Path("/proc/cpuinfo")) else torch.float32
-    if word not in _DTYPES:
-        known = ", ".join(("auto", *_DTYPES))
-        raise ConfigError(f"engine.dtype='{word}' is not known. Use one of {known}.{did_you_mean(word, _DTYPES)}")
-    return _DTYPES[word]
+    return named_dtype(word)
 
 
 def _multiplies_bfloat16(cpuinfo: Path) -> bool:

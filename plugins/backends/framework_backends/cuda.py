@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from framework.batch import StepOutput
-from framework.errors import ConfigError, did_you_mean
 from framework.interfaces import (
     BackendContext,
     Bucket,
@@ -33,10 +32,11 @@ from framework_backends.cuda_linear import CudaLinearPacker
 from framework_backends.cuda_memory import CudaMemory
 from framework_backends.cuda_step_ops import CudaStepOps
 from framework_backends.cuda_transfers import Arriving, Transfers
+from framework_backends.dtypes import named_dtype
+from framework_backends.moved_blocks import BlockMoves
 from framework_backends.triton.compile_time import CompileTime
 from framework_backends.triton.sampler_ops import TritonSamplerOps
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _SMALL, _STEP, _MAX_GRAPH_ROWS = (1, 2, 4), 8, 512
 """Rows of the padded steps: a row more costs little where eight share a tile of a product, and much memory is not
 spent on batches that nobody runs."""
@@ -45,7 +45,7 @@ spent on batches that nobody runs."""
 class CudaBackend:
     """`interfaces.Backend` of one CUDA device. Takes no options; CUDA_VISIBLE_DEVICES says which device it is.
 
-    Raises ConfigError, which names the cause, where a device cannot be used or lacks the dtype.
+    Raises ConfigError, which names the cause, where a device cannot be used, or for a dtype that is not known.
     """
 
     name = "cuda"
@@ -54,7 +54,7 @@ class CudaBackend:
 
     def __init__(self, options: Mapping[str, Any], ctx: BackendContext) -> None:
         self.device = open_device()
-        self.dtype = choose_dtype(ctx.dtype, self.device)
+        self.dtype = choose_dtype(ctx.dtype)
         if self.dtype == torch.float32:
             torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -65,7 +65,7 @@ class CudaBackend:
         self.layer_ops: LayerOps = CudaLayerOps()
         self.sampler_ops: SamplerOps = TritonSamplerOps()
         self._packer = CudaLinearPacker(ctx.batch_invariant)
-        self._memory = CudaMemory(self.device)
+        self._memory, self._moves = CudaMemory(self.device), BlockMoves(self.device)
         self._transfers = Transfers(self.device)
         self._graphs = Graphs(self.device, self._transfers)
         self._captures = ctx.graphs != "off"
@@ -102,15 +102,15 @@ class CudaBackend:
         return self._memory.kv_bytes(max_model_len, bytes_per_token, fraction)
 
     def copy_blocks(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], pairs: Sequence[tuple[int, int]]) -> None:
-        self._memory.copy_blocks(kv, specs, pairs)
+        self._moves.copy(kv, specs, pairs)
 
     def gather_blocks(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int]) -> list[Tensor]:
-        return self._memory.gather_blocks(kv, specs, blocks)
+        return self._moves.gather(kv, specs, blocks)
 
     def scatter_blocks(
         self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int], data: Sequence[Tensor]
     ) -> None:
-        self._memory.scatter_blocks(kv, specs, blocks, data)
+        self._moves.scatter(kv, specs, blocks, data)
 
     def host_memory(self, num_words: int) -> Tensor:
         return torch.zeros(num_words, dtype=torch.int64, pin_memory=True)
@@ -175,15 +175,6 @@ class FailedStep:
         return True
 
 
-def choose_dtype(word: str, device: torch.device) -> torch.dtype:
-    """The dtype of `engine.dtype`; auto is bfloat16 from compute capability 8.0 on, float16 before."""
-    has_bfloat16 = torch.cuda.get_device_capability(device) >= (8, 0)
-    if word == "auto":
-        return torch.bfloat16 if has_bfloat16 else torch.float16
-    if word not in _DTYPES:
-        known = ", ".join(("auto", *_DTYPES))
-        raise ConfigError(f"engine.dtype='{word}' is not known. Use one of {known}.{did_you_mean(word, _DTYPES)}")
-    if word == "bfloat16" and not has_bfloat16:
-        name = torch.cuda.get_device_name(device)
-        raise ConfigError(f"engine.dtype=bfloat16: {name} does not multiply it. Use engine.dtype=float16")
-    return _DTYPES[word]
+def choose_dtype(word: str) -> torch.dtype:
+    """The dtype of `engine.dtype`; auto is bfloat16, which every device that is opened multiplies natively."""
+    return torch.bfloat16 if word == "auto" else named_dtype(word)

@@ -1,7 +1,4 @@
-"""Memory of a CUDA device: how much KV blocks may have, and whole blocks copied, brought to the host and put back.
-
-The backend calls in. Only moving blocks to the host waits for the device.
-"""
+"""Memory of a CUDA device: how much KV blocks may have, and the tensors that hold them. The backend calls in."""
 
 from __future__ import annotations
 
@@ -66,40 +63,6 @@ class CudaMemory:
         pairs = zip(shapes, specs, strict=True)
         return [torch.zeros(shape, dtype=spec.dtype, device=self._device) for shape, spec in pairs]
 
-    def copy_blocks(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies blocks [(source, destination)] of every layer, as if all at once."""
-        sources, targets = self._sent(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T.contiguous())
-        for tensor, dim in zip(kv, _dims(specs), strict=True):
-            tensor.index_copy_(dim, targets, tensor.index_select(dim, sources))
-
-    def gather_blocks(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int]) -> list[Tensor]:
-        """Host copies [n, ...] a layer of whole blocks, in the order asked. Waits for the device, once for all."""
-        index = self._sent(torch.tensor(blocks, dtype=torch.int64))
-        gathered = []
-        for tensor, dim in zip(kv, _dims(specs), strict=True):
-            picked = tensor.index_select(dim, index).movedim(dim, 0).contiguous()
-            host = torch.empty(picked.shape, dtype=picked.dtype, pin_memory=self._is_cuda)
-            gathered.append(host.copy_(picked, non_blocking=True))
-        if self._is_cuda:
-            torch.cuda.current_stream(self._device).synchronize()
-        return gathered
-
-    def scatter_blocks(
-        self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int], data: Sequence[Tensor]
-    ) -> None:
-        """Writes host blocks [n, ...] a layer to their places; the data may be overwritten afterwards."""
-        index = self._sent(torch.tensor(blocks, dtype=torch.int64))
-        for tensor, dim, values in zip(kv, _dims(specs), data, strict=True):
-            tensor.index_copy_(dim, index, self._sent(values).movedim(0, dim))
-
-    def _sent(self, values: Tensor) -> Tensor:
-        """Host values on the device, without waiting: through pinned memory, which the device reads on its own."""
-        return values.pin_memory().to(self._device, non_blocking=True) if self._is_cuda else values
-
-    @property
-    def _is_cuda(self) -> bool:
-        return self._device.type == "cuda"
-
 
 def kv_bytes(
     max_model_len: int, bytes_per_token: int, fraction: float | None, in_use: int, total: int, step_bytes: int
@@ -130,8 +93,3 @@ def kv_bytes(
 
 def _gb(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:,.1f} GB"
-
-
-def _dims(specs: Sequence[KVSpec]) -> list[int]:
-    """The axis of each layer's memory along which its blocks stand."""
-    return [spec.shape.index(-1) for spec in specs]
