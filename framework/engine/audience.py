@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from framework.engine.completion import RowHeard
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,15 +24,6 @@ if TYPE_CHECKING:
 
 MAX_HEARD = 64
 """Steps after which silent states are told in any case: a longer silence would end in a longer pause."""
-
-
-class RowHeard(NamedTuple):
-    """What k steps gave a completion in batch row `row`: token_ids [k], and logprobs [k] of these or none."""
-
-    completion: int
-    row: int
-    token_ids: list[int]
-    logprobs: list[float]
 
 
 @dataclass(slots=True)

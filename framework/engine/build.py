@@ -193,12 +193,12 @@ def _assemble(choice: Choice, loaded: Loaded, kv: _KVMemory, plugins: Registry, 
         table=choice.table,
         pipeline=choice.pipeline,
         max_num_batched_tokens=choice.max_num_batched_tokens,
+        buckets=choice.buckets,
         num_swap_blocks=kv.num_swap_blocks,
         connector=connector,
     )
     choice.seconds.update(warm_up(runner))
-    limits = choice.config.scheduler.max_num_seqs, choice.max_num_batched_tokens
-    if not runner.num_padded and choice.backend.buckets(*limits):
+    if choice.buckets and not runner.num_padded:
         _log.warning("attention=%s cannot be captured: every step is launched piece by piece", choice.attention.name)
     executor, max_in_flight = _executor(choice, runner)
     core = EngineCore(_scheduler(choice, kv, max_in_flight, connector), executor, events, max_in_flight)

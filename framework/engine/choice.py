@@ -21,7 +21,7 @@ from framework.rng import stage_stream
 if TYPE_CHECKING:
     from framework.config import ComponentConfig, Config
     from framework.engine.loaded import Loaded
-    from framework.interfaces import Backend, Checkpoint, LayerSpec, Loader
+    from framework.interfaces import Backend, Bucket, Checkpoint, LayerSpec, Loader
     from framework.plugins import Registry
     from framework.sampling.pipeline import SamplerPipeline
     from framework.tokenizer import Tokenizer
@@ -59,6 +59,7 @@ class Choice:
     loader: Loader
     max_model_len: int
     max_num_batched_tokens: int
+    buckets: list[Bucket]
     block_size: int
     backend: Backend
     model: Part
@@ -81,6 +82,7 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
     """
     from framework.checkpoint import open_checkpoint
     from framework.tokenizer import Tokenizer
+    from framework.worker.request_table import RequestTable
 
     start = perf_counter()
     if loaded is None:
@@ -93,13 +95,16 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
     attention = _attention(config, plugins, backend)
     block_size = _block_size(config, attention)
     check_attention(attention, config, backend, block_size)
-    _check_memory(config, backend, max_model_len, block_size)
+    max_num_batched_tokens = config.scheduler.max_num_batched_tokens or backend.max_num_batched_tokens
+    _check_memory(config, backend, max_model_len, max_num_batched_tokens, block_size)
+    buckets = backend.buckets(config.scheduler.max_num_seqs, max_num_batched_tokens)
     policy = Part.choose(plugins, "policy", config.policy)
     opened = perf_counter()
     tokenizer = Tokenizer.of(checkpoint) if loaded is None else loaded.tokenizer
     seconds = {"open": opened - start, "tokenizer": perf_counter() - opened}
     eos = eos_token_ids(checkpoint, tokenizer, _vocab_size(checkpoint))
-    table = _table(config, backend, max_model_len)
+    num_rows = config.scheduler.max_num_seqs + 1
+    table = RequestTable(num_rows, max_model_len, backend.device, backend.step_ops, pools_stay=bool(buckets))
     pipeline = _pipeline(config, plugins, backend, table, _vocab_size(checkpoint), eos, tokenizer)
     limits = Limits(_vocab_size(checkpoint), max_model_len, frozenset(eos), policy.name, config.engine.seed)
     s = config.scheduler
@@ -113,7 +118,8 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
         checkpoint=checkpoint,
         loader=loader,
         max_model_len=max_model_len,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens or backend.max_num_batched_tokens,
+        max_num_batched_tokens=max_num_batched_tokens,
+        buckets=buckets,
         block_size=block_size,
         backend=backend,
         model=model,
@@ -128,14 +134,6 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
         admission=admission,
         seconds=seconds,
     )
-
-
-def _table(config: Config, backend: Backend, max_model_len: int) -> RequestTable:
-    from framework.worker.request_table import RequestTable
-
-    s = config.scheduler
-    captures = bool(backend.buckets(s.max_num_seqs, s.max_num_batched_tokens or backend.max_num_batched_tokens))
-    return RequestTable(s.max_num_seqs + 1, max_model_len, backend.device, backend.step_ops, pools_stay=captures)
 
 
 def _scheduler(plugins: Registry, name: str, options: Any) -> tuple[Any, Any]:
@@ -216,11 +214,12 @@ def _block_size(config: Config, attention: Part) -> int:
     return int(attention.target.caps.block_sizes[0]) if size is None else size
 
 
-def _check_memory(config: Config, backend: Backend, max_model_len: int, block_size: int) -> None:
+def _check_memory(
+    config: Config, backend: Backend, max_model_len: int, max_num_batched_tokens: int, block_size: int
+) -> None:
     """Refuses limits whose tables alone want more memory than there is."""
     row_bytes = 4 * (max_model_len + -(-max_model_len // block_size)) + _ROW_BYTES
-    seqs = config.scheduler.max_num_seqs
-    tokens = config.scheduler.max_num_batched_tokens or backend.max_num_batched_tokens
+    seqs, tokens = config.scheduler.max_num_seqs, max_num_batched_tokens
     check_memory("engine.max_model_len", max_model_len, row_bytes // max_model_len, backend, max_model_len)
     check_memory("scheduler.max_num_seqs", seqs, row_bytes, backend, max_model_len)
     check_memory("scheduler.max_num_batched_tokens", tokens, _TOKEN_BYTES, backend, max_model_len)

@@ -6,7 +6,7 @@ scheduler to end the request. What came before the end and what the caller is sh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from framework.engine.detokenizer import Detokenizer
 from framework.engine.stop import StopStrings
@@ -16,9 +16,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from framework.batch import LogprobsColumns
-    from framework.engine.audience import RowHeard
     from framework.request import NewTokens, SamplingParams
     from framework.tokenizer import Tokenizer
+
+
+class RowHeard(NamedTuple):
+    """What k steps gave a completion in batch row `row`: token_ids [k], and logprobs [k] of these or none."""
+
+    completion: int
+    row: int
+    token_ids: list[int]
+    logprobs: list[float]
 
 
 class Completion:

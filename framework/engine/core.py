@@ -132,6 +132,7 @@ class EngineCore:
         num_output_tokens = len(tokens) if isinstance(tokens, OneEach) else sum([len(new.token_ids) for new in tokens])
         self.last_step.record(step.scheduled, num_output_tokens, seconds, wall_s)
         is_observed = self.events.has("on_step")
+        # which also brings requests up to date, before an observer looks at them
         counts = self.scheduler.stats() if is_observed or self.events.has("on_step_end") else {}
         self.events.emit("on_step_end", self.last_step)
         if is_observed:

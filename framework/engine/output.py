@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from framework.batch import LogprobsColumns, StepOutput
-    from framework.engine.audience import RowHeard
+    from framework.engine.completion import RowHeard
     from framework.tokenizer import Tokenizer
 
 

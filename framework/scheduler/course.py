@@ -7,42 +7,23 @@ The scheduler starts a course behind a step of decodes and drops it as soon as a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from framework.batch import NO_BLOCKS, BlockDelta, BlockOps, SchedulerOutput
-from framework.scheduler.ledger import StepRecord
+from framework.scheduler.ledger import Entering, StepRecord
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from framework.batch import StepOutput
-    from framework.request import Request
     from framework.scheduler.block_pool import BlockPool
 
 MAX_UNTOLD = 64
 """Steps after which the requests are told in any case: a longer silence would end in a longer pause."""
-
-
-@dataclass(slots=True)
-class Entering:
-    """Requests that begin a block in the same steps, once every `block_size` steps.
-
-    at, rows   [n] their batch rows, and their rows of the request table, int32
-    columns    [n] int32 block-table column of the block that they begin next
-    each       [n] int32 ones
-    num_told   committed steps of which they have the tokens already
-    """
-
-    requests: list[Request]
-    at: NDArray[np.int32]
-    rows: NDArray[np.int32]
-    columns: NDArray[np.int32]
-    each: NDArray[np.int32]
-    num_told: int = 0
 
 
 class Course:

@@ -13,9 +13,29 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from framework.batch import SchedulerOutput
     from framework.request import Request
-    from framework.scheduler.course import Entering
+
+
+@dataclass(slots=True)
+class Entering:
+    """Requests that begin a block in the same steps, once every `block_size` steps.
+
+    at, rows   [n] their batch rows, and their rows of the request table, int32
+    columns    [n] int32 block-table column of the block that they begin next
+    each       [n] int32 ones
+    num_told   committed steps of which they have the tokens already
+    """
+
+    requests: list[Request]
+    at: NDArray[np.int32]
+    rows: NDArray[np.int32]
+    columns: NDArray[np.int32]
+    each: NDArray[np.int32]
+    num_told: int = 0
 
 
 @dataclass(slots=True)

@@ -68,6 +68,7 @@ class ModelRunner:
         table: RequestTable,
         pipeline: SamplerPipeline,
         max_num_batched_tokens: int,
+        buckets: Sequence[Bucket],
         num_swap_blocks: int,
         connector: KVConnector,
     ) -> None:
@@ -86,8 +87,7 @@ class ModelRunner:
         self._prompts = pipeline.prompt_logprobs(model.compute_logits)
         self._executable = backend.compile(self._device_step, None)
         is_padded = all(one.caps.graph != "never" for _, one in self._attention)
-        buckets = backend.buckets(table.num_rows - 1, max_num_batched_tokens) if is_padded else []
-        self._padded = PaddedSteps(buckets, pipeline.captured, self._compile)
+        self._padded = PaddedSteps(buckets if is_padded else [], pipeline.captured, self._compile)
         self._block_sizes = [group.block_size for group in groups]
         self._stay = [np.full(table.num_rows, NULL_BLOCK, np.int32) for _ in groups]
         self._last_padded: tuple[Bucket, Variant | None] | None = None  # of the last step, if it was one
