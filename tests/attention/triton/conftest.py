@@ -1,56 +1,25 @@
-"""The plugin on small steps, in Triton's interpreter where no CUDA device is visible and compiled with `-m cuda`.
+"""The plugin on small steps, in Triton's interpreter where no CUDA device is visible and compiled with `-m cuda`."""
 
-The choice has to be made before triton is imported, so it is here.
-"""
-
-import os
-import warnings
 from dataclasses import replace
-from importlib.util import find_spec
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 
-HAS_CUDA = torch.cuda.is_available()
-if not HAS_CUDA:
-    os.environ["TRITON_INTERPRET"] = "1"
-from framework.interfaces import AttentionContext, LayerSpec  # noqa: E402
-from framework.testing.attention import build, reference  # noqa: E402
+from ...interpreted import HAS_TRITON, kernel_device, quiet_interpreter  # noqa: F401  (fixtures; before triton)
 
-if find_spec("triton") is None:  # it exists for Linux alone
-    collect_ignore_glob = ["test_*.py"]
-else:
-    from triton.runtime import interpreter
+from framework.interfaces import AttentionContext, LayerSpec  # isort: skip
+from framework.testing.attention import build, reference  # isort: skip
 
+if HAS_TRITON:
     from framework_attention.triton import attention as triton_attention
-
-    def patch_tensor(tensor, scope, patch=interpreter._patch_lang_tensor):
-        """Ends of loops: the interpreter converts arrays of one element to int, which numpy no longer does."""
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patch_tensor
+else:
+    collect_ignore_glob = ["test_*.py"]
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """float32: sums over up to 1500 keys; the others round weights and the result to 8 or 11 bits."""
 _TENSORS = ("query_start_loc", "seq_lens", "idx_mapping", "positions")
-
-
-@pytest.fixture(autouse=True)
-def quiet_interpreter():
-    """numpy warns of what is meant: exponentials of -inf."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        yield
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def device(request):
-    if request.param == "cpu" and HAS_CUDA:
-        pytest.skip("a device is visible, so that kernels are compiled for it")
-    return torch.device(request.param)
 
 
 class Step:

@@ -1,45 +1,32 @@
 """Pipelines twice over the same requests: stage by stage in torch, and with the Triton kernels, over a real table.
 
-Where no CUDA device is visible the kernels run in Triton's interpreter. That has to be decided before triton is
-imported, so it is here, and the same tests run on a device with `-m cuda`.
+Where no CUDA device is visible the kernels run in Triton's interpreter, and the same tests run on a device with
+`-m cuda`.
 """
 
-import os
-import warnings
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 
-HAS_CUDA = torch.cuda.is_available()
-if not HAS_CUDA:
-    os.environ["TRITON_INTERPRET"] = "1"
-from framework import SamplingParams, step_ops  # noqa: E402
-from framework.batch import NewRequest, Rows  # noqa: E402
-from framework.config import SamplerConfig, StageConfig  # noqa: E402
-from framework.interfaces import StageContext  # noqa: E402
-from framework.plugins import ComponentSpec  # noqa: E402
-from framework.rng import gumbel, random_bits, row_key  # noqa: E402
-from framework.sampling.pipeline import build_pipeline  # noqa: E402
-from framework.worker.request_table import RequestTable  # noqa: E402
+from ...interpreted import HAS_TRITON, kernel_device, quiet_interpreter  # noqa: F401  (fixtures; before triton)
 
-if find_spec("triton") is None:  # it exists for Linux alone
+from framework import SamplingParams, step_ops  # isort: skip
+from framework.batch import NewRequest, Rows  # isort: skip
+from framework.config import SamplerConfig, StageConfig  # isort: skip
+from framework.interfaces import StageContext  # isort: skip
+from framework.plugins import ComponentSpec  # isort: skip
+from framework.rng import gumbel, random_bits, row_key  # isort: skip
+from framework.sampling.pipeline import build_pipeline  # isort: skip
+from framework.worker.request_table import RequestTable  # isort: skip
+
+if HAS_TRITON:
+    from framework_backends.triton.sampler_ops import TritonSamplerOps
+else:
     collect_ignore_glob = ["test_*.py"]
     TritonSamplerOps = object
-else:
-    from triton.runtime import interpreter
-
-    from framework_backends.triton.sampler_ops import TritonSamplerOps
-
-    def patch_tensor(tensor, scope, patch=interpreter._patch_lang_tensor):
-        """Ends of loops: the interpreter converts arrays of one element to int, which numpy no longer does."""
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patch_tensor
 
 OURS = {
     "grammar": "GrammarMask",
@@ -50,21 +37,6 @@ OURS = {
 GUMBEL = tuple(name for name in OURS if name != "greedy")
 ROUNDING = 2e-5
 """Scores of the draw are float32 sums of size 10 or so; exp, log and the order of sums differ between devices."""
-
-
-@pytest.fixture(autouse=True)
-def quiet_interpreter():
-    """numpy warns of what is meant: log of 0, products that wrap."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        yield
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def device(request):
-    if request.param == "cpu" and HAS_CUDA:
-        pytest.skip("a device is visible, so that kernels are compiled for it")
-    return torch.device(request.param)
 
 
 class _Stages:

@@ -6,19 +6,10 @@ import torch
 from framework.layers import ops as reference
 from framework_backends.triton import activations
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+from .comparing import DTYPES, normal, within
+
 # Two roundings of the dtype; the interpreter cuts bfloat16 off where devices round it.
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 3.2e-2, torch.float16: 2e-3}
-
-
-def normal(shape, dtype, device, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
-
-
-def close(actual, expected):
-    assert actual.dtype == expected.dtype
-    tolerance = TOLERANCE[expected.dtype]
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+close = within({torch.float32: 2e-6, torch.bfloat16: 3.2e-2, torch.float16: 2e-3})
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -5,23 +5,11 @@ import sys
 
 import pytest
 
-COMPILE = '''
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
+from .hopper import HOPPER
 
-
-class Hopper:
-    """A device that is not there: kernels are compiled for it and never launched."""
-
-    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
-    get_current_device = staticmethod(lambda: 0)
-    get_current_stream = staticmethod(lambda device=None: 0)
-
-
-driver.set_active(Hopper())
-run = JITFunction.run
+COMPILE = (
+    HOPPER
+    + """
 assembly = {}
 
 
@@ -58,7 +46,8 @@ stores = place("few_rows_kernel", "st.shared")
 assert stores and min(stores) > max(place("few_rows_kernel", "mma.sync")), "operands take a detour"
 assert place("split_kernel", "wgmma.mma_async") and place("matrix_kernel", "wgmma.mma_async")
 print(*sorted(assembly))
-'''
+"""
+)
 
 
 @pytest.mark.full

@@ -6,9 +6,10 @@ import torch
 from framework.layers import ops as reference
 from framework_backends.triton import norms
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+from .comparing import DTYPES, normal, within
+
 # Two roundings of the dtype, before and after the weight; the interpreter cuts bfloat16 off where devices round it.
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 3.2e-2, torch.float16: 2e-3}
+close = within({torch.float32: 2e-6, torch.bfloat16: 3.2e-2, torch.float16: 2e-3})
 # (shape, dimensions of heads that are left out): wide rows, widths that are no power of 2, several narrow rows
 SMALL = [((3, 96), 0), ((1, 257), 0), ((5, 4, 16), 1), ((7,), 0)]
 REAL = [((1, 1024), 0), ((16, 4096), 0), ((300, 4096), 0), ((9, 5120), 0), ((3, 14336), 0), ((33, 24, 128), 8)]
@@ -16,16 +17,6 @@ REAL = [((1, 1024), 0), ((16, 4096), 0), ((300, 4096), 0), ((9, 5120), 0), ((3, 
 
 def tables(device):
     return SMALL if device.type == "cpu" else SMALL + REAL
-
-
-def normal(shape, dtype, device, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
-
-
-def close(actual, expected):
-    assert actual.dtype == expected.dtype
-    tolerance = TOLERANCE[expected.dtype]
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

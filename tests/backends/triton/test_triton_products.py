@@ -19,10 +19,11 @@ from framework_backends.cuda_linear import (
     choose_tiles,
 )
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+from .comparing import DTYPES, normal, within
+
 # Sums in float32, rounded once; behind a norm and a gate twice more. The interpreter cuts bfloat16 off where devices
 # round it, an error of one unit, 2^-7, each time.
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 6e-2, torch.float16: 4e-3}
+close = within({torch.float32: 2e-5, torch.bfloat16: 6e-2, torch.float16: 4e-3})
 # (weight rows, columns, tiles): pieces that fit and pieces that do not, one and several ahead, rows left over
 ONE = RowTiles(4, 32, warps=1, ahead=2)
 SMALL = [
@@ -31,16 +32,6 @@ SMALL = [
     (20, 200, Tiles(RowTiles(8, 64, warps=1, ahead=4), SplitTiles(8, 64, 2, 2), SplitTiles(16, 32, 5, 2))),
 ]
 REAL = [(6144, 1024), (1024, 3072), (4096, 4096), (4608, 14336), (2056, 104), (6000, 2056)]
-
-
-def normal(shape, dtype, device, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
-
-
-def close(actual, expected):
-    assert actual.dtype == expected.dtype
-    tolerance = TOLERANCE[expected.dtype]
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
 
 
 def products(device, dtype, bias):
