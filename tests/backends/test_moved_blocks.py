@@ -7,10 +7,16 @@ import torch
 
 from framework.interfaces import KVSpec
 from framework_backends.cuda_memory import CudaMemory
-from framework_backends.moved_blocks import BlockMoves
+from framework_backends.moved_blocks import MovesBlocks
 
 SPECS = [KVSpec((2, 3, -1, 4, 5), torch.float32, 480), KVSpec((-1, 4, 7), torch.float16, 56)]
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+
+
+def mover(device: str) -> MovesBlocks:
+    made = MovesBlocks()
+    made.device = torch.device(device)
+    return made
 
 
 def numbered(device: str) -> list[torch.Tensor]:
@@ -24,9 +30,9 @@ def numbered(device: str) -> list[torch.Tensor]:
 
 @DEVICES
 def test_blocks_are_copied_as_if_at_once(device: str) -> None:
-    moves, kv = BlockMoves(torch.device(device)), numbered(device)
+    moves, kv = mover(device), numbered(device)
     before = [tensor.clone() for tensor in kv]
-    moves.copy(kv, SPECS, [(1, 2), (2, 3), (8, 1)])
+    moves.copy_blocks(kv, SPECS, [(1, 2), (2, 3), (8, 1)])
     for tensor, old, spec in zip(kv, before, SPECS, strict=True):
         dim = spec.shape.index(-1)
         order = torch.tensor([0, 8, 1, 2, 4, 5, 6, 7, 8], device=device)
@@ -35,14 +41,14 @@ def test_blocks_are_copied_as_if_at_once(device: str) -> None:
 
 @DEVICES
 def test_blocks_come_to_the_host_and_go_back_elsewhere(device: str) -> None:
-    moves, kv = BlockMoves(torch.device(device)), numbered(device)
+    moves, kv = mover(device), numbered(device)
     before = [tensor.clone().cpu() for tensor in kv]
-    data = moves.gather(kv, SPECS, [5, 2])
+    data = moves.gather_blocks(kv, SPECS, [5, 2])
     assert [(d.device.type, d.shape, d.dtype) for d in data] == [
         ("cpu", (2, 2, 3, 4, 5), torch.float32),
         ("cpu", (2, 4, 7), torch.float16),
     ]
-    moves.scatter(kv, SPECS, [0, 7], data)
+    moves.scatter_blocks(kv, SPECS, [0, 7], data)
     for one in data:
         one.zero_()  # which changes nothing any more
     for tensor, old, spec in zip(kv, before, SPECS, strict=True):
@@ -52,11 +58,11 @@ def test_blocks_come_to_the_host_and_go_back_elsewhere(device: str) -> None:
 
 @pytest.mark.cuda
 def test_blocks_are_copied_and_put_back_without_waiting() -> None:
-    moves, kv = BlockMoves(torch.device("cuda")), numbered("cuda")
-    data = moves.gather(kv, SPECS, [5, 2])
+    moves, kv = mover("cuda"), numbered("cuda")
+    data = moves.gather_blocks(kv, SPECS, [5, 2])
     torch.cuda.set_sync_debug_mode("error")
     try:
-        moves.copy(kv, SPECS, [(1, 2), (2, 3)])
-        moves.scatter(kv, SPECS, [0, 7], data)
+        moves.copy_blocks(kv, SPECS, [(1, 2), (2, 3)])
+        moves.scatter_blocks(kv, SPECS, [0, 7], data)
     finally:
         torch.cuda.set_sync_debug_mode("default")

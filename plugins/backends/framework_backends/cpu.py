@@ -31,12 +31,12 @@ from framework_backends.cpu_memory import free_bytes, keep_freed_memory, kv_byte
 from framework_backends.cpu_sampler_ops import CpuSamplerOps
 from framework_backends.cpu_step_ops import CpuStepOps
 from framework_backends.dtypes import named_dtype
-from framework_backends.moved_blocks import BlockMoves
+from framework_backends.moved_blocks import MovesBlocks
 
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
 
-class CpuBackend:
+class CpuBackend(MovesBlocks):
     """`interfaces.Backend` of the host. Takes no options; threads are those of torch (see `cpu_environment`)."""
 
     name = "cpu"
@@ -53,7 +53,6 @@ class CpuBackend:
         self.sampler_ops: SamplerOps = CpuSamplerOps()
         self.layer_ops: LayerOps = InvariantLayerOps() if ctx.batch_invariant else CpuLayerOps()
         self._packer = LinearPacker(ctx.batch_invariant)
-        self._moves = BlockMoves(self.device)
         if keep_freed_memory():
             prefer_huge_pages()
 
@@ -82,17 +81,6 @@ class CpuBackend:
 
     def kv_bytes_available(self, max_model_len: int, bytes_per_token: int, fraction: float | None) -> int:
         return kv_bytes(max_model_len, bytes_per_token, fraction, free_bytes())
-
-    def copy_blocks(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], pairs: Sequence[tuple[int, int]]) -> None:
-        self._moves.copy(kv, specs, pairs)
-
-    def gather_blocks(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int]) -> list[Tensor]:
-        return self._moves.gather(kv, specs, blocks)
-
-    def scatter_blocks(
-        self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int], data: Sequence[Tensor]
-    ) -> None:
-        self._moves.scatter(kv, specs, blocks, data)
 
     def host_memory(self, num_words: int) -> Tensor:
         return torch.zeros(num_words, dtype=torch.int64)

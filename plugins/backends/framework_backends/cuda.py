@@ -33,7 +33,7 @@ from framework_backends.cuda_memory import CudaMemory
 from framework_backends.cuda_step_ops import CudaStepOps
 from framework_backends.cuda_transfers import Arriving, Transfers
 from framework_backends.dtypes import named_dtype
-from framework_backends.moved_blocks import BlockMoves
+from framework_backends.moved_blocks import MovesBlocks
 from framework_backends.triton.compile_time import CompileTime
 from framework_backends.triton.sampler_ops import TritonSamplerOps
 
@@ -42,7 +42,7 @@ _SMALL, _STEP, _MAX_GRAPH_ROWS = (1, 2, 4), 8, 512
 spent on batches that nobody runs."""
 
 
-class CudaBackend:
+class CudaBackend(MovesBlocks):
     """`interfaces.Backend` of one CUDA device. Takes no options; CUDA_VISIBLE_DEVICES says which device it is.
 
     Raises ConfigError, which names the cause, where a device cannot be used, or for a dtype that is not known.
@@ -65,7 +65,7 @@ class CudaBackend:
         self.layer_ops: LayerOps = CudaLayerOps()
         self.sampler_ops: SamplerOps = TritonSamplerOps()
         self._packer = CudaLinearPacker(ctx.batch_invariant)
-        self._memory, self._moves = CudaMemory(self.device), BlockMoves(self.device)
+        self._memory = CudaMemory(self.device)
         self._transfers = Transfers(self.device)
         self._graphs = Graphs(self.device, self._transfers)
         self._captures = ctx.graphs != "off"
@@ -100,17 +100,6 @@ class CudaBackend:
 
     def kv_bytes_available(self, max_model_len: int, bytes_per_token: int, fraction: float | None) -> int:
         return self._memory.kv_bytes(max_model_len, bytes_per_token, fraction)
-
-    def copy_blocks(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], pairs: Sequence[tuple[int, int]]) -> None:
-        self._moves.copy(kv, specs, pairs)
-
-    def gather_blocks(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int]) -> list[Tensor]:
-        return self._moves.gather(kv, specs, blocks)
-
-    def scatter_blocks(
-        self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int], data: Sequence[Tensor]
-    ) -> None:
-        self._moves.scatter(kv, specs, blocks, data)
 
     def host_memory(self, num_words: int) -> Tensor:
         return torch.zeros(num_words, dtype=torch.int64, pin_memory=True)

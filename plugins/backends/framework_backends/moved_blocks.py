@@ -1,6 +1,6 @@
 """Whole KV blocks copied, brought to the host and put back, whatever the layout of a layer's memory and its device.
 
-Backends call in. Only bringing blocks to the host waits for the device.
+Backends take this part of their contract from here. Only bringing blocks to the host waits for the device.
 """
 
 from __future__ import annotations
@@ -13,31 +13,30 @@ from torch import Tensor
 from framework.interfaces import KVSpec
 
 
-class BlockMoves:
-    """Of one device."""
+class MovesBlocks:
+    """The part of `interfaces.Backend` that moves blocks."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._is_host = device, device.type == "cpu"
+    device: torch.device
 
-    def copy(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], pairs: Sequence[tuple[int, int]]) -> None:
+    def copy_blocks(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], pairs: Sequence[tuple[int, int]]) -> None:
         """Copies blocks [(source, destination)] of every layer. All sources are read before any destination is
         written."""
         sources, targets = self._sent(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T.contiguous())
         for tensor, dim in _layers(kv, specs):
             tensor.index_copy_(dim, targets, tensor.index_select(dim, sources))
 
-    def gather(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int]) -> list[Tensor]:
+    def gather_blocks(self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int]) -> list[Tensor]:
         """Host copies [n, ...] a layer of whole blocks, in the order asked. Waits for the device, once for all."""
         index = self._sent(torch.tensor(blocks, dtype=torch.int64))
         picked = [tensor.index_select(dim, index).movedim(dim, 0).contiguous() for tensor, dim in _layers(kv, specs)]
-        if self._is_host:
+        if self.device.type == "cpu":
             return picked
         memory = [torch.empty(one.shape, dtype=one.dtype, pin_memory=True) for one in picked]
         gathered = [host.copy_(one, non_blocking=True) for host, one in zip(memory, picked, strict=True)]
-        torch.cuda.current_stream(self._device).synchronize()
+        torch.cuda.current_stream(self.device).synchronize()
         return gathered
 
-    def scatter(
+    def scatter_blocks(
         self, kv: Sequence[Tensor], specs: Sequence[KVSpec], blocks: Sequence[int], data: Sequence[Tensor]
     ) -> None:
         """Writes host blocks [n, ...] a layer to their places; the data may be overwritten afterwards."""
@@ -47,7 +46,7 @@ class BlockMoves:
 
     def _sent(self, values: Tensor) -> Tensor:
         """Host values on the device, without waiting: through pinned memory, which the device reads on its own."""
-        return values if self._is_host else values.pin_memory().to(self._device, non_blocking=True)
+        return values if self.device.type == "cpu" else values.pin_memory().to(self.device, non_blocking=True)
 
 
 def _layers(kv: Sequence[Tensor], specs: Sequence[KVSpec]) -> Iterator[tuple[Tensor, int]]:
