@@ -88,7 +88,7 @@ def test_c2_all_ways_to_switch_top_k_off_give_equal_tokens(flat):
 )
 def test_c5_greedy_row_takes_the_lowest_of_equal_ids_alone_and_beside_a_row_that_draws(start, params):
     llm = start(torch.tensor([TIED] * 3))
-    greedy, noisy = SamplingParams(max_tokens=30, **params), SamplingParams(max_tokens=30, temperature=1.0)
+    greedy, noisy = SamplingParams(max_tokens=30, **params), SamplingParams(max_tokens=120, temperature=1.0)
     assert tokens(llm, [[2]], greedy) == [(0,) * 30]
     beside = tokens(llm, [[2]] * 3, [noisy, greedy, noisy])
     assert beside[1] == (0,) * 30 and set(beside[0]) == {0, 1, 2}
