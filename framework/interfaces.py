@@ -472,16 +472,22 @@ class ModelContext:
 
 @dataclass
 class ForwardContext:
-    """What a forward pass needs beside its inputs: a plan for each KV group, and layers whose inputs are asked for."""
+    """What a forward pass needs beside its inputs: a plan for each KV group, and layers whose inputs are asked for.
+
+    wanted  [L] int64, rising: the tokens whose hidden states will be read; None for all. A model may leave the others
+            out behind its last attention.
+    """
 
     plans: Mapping[str, AttentionPlan]
     feature_layers: tuple[int, ...] = ()
     lora: Any = None
+    wanted: Tensor | None = None
 
 
 @dataclass
 class ModelOutput:
-    """hidden [T, H] after the final norm; features: hidden states asked for by `feature_layers`."""
+    """hidden [T, H] after the final norm, or [L, H] of the tokens that are `wanted`; features [T, H]: hidden states
+    asked for by `feature_layers`."""
 
     hidden: Tensor
     features: tuple[Tensor, ...] = ()

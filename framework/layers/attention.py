@@ -81,14 +81,19 @@ class Attention:
         self.head_dim = head_dim
         self.index = ctx.add_layer(group, num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5)
 
-    def __call__(self, x: Tensor, residual: Tensor | None, norm: RMSNorm, step: AttentionStep) -> tuple[Tensor, Tensor]:
-        """(block of norm(x + residual), x + residual), both [T, hidden_size]; the arguments' memory may be reused."""
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, norm: RMSNorm, step: AttentionStep, wanted: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(block of norm(x + residual), x + residual), both [T, hidden_size], or [L, hidden_size] of the tokens that
+        are wanted; the arguments' memory may be reused."""
         projected, residual = self._qkv.after_norm(x, residual, norm)
         heads = projected.view(-1, self._num_all, self.head_dim)
         if step.takes_projections is not None:
             attended = step.takes_projections.forward_projections(self.index, heads, step.rotation, self._head_norms)
         else:
             attended = step.plan.forward(self.index, *self._turned(heads, step.cos, step.sin))
+        if wanted is not None:
+            attended, residual = attended.index_select(0, wanted), residual.index_select(0, wanted)
         return self._out(attended.flatten(1)), residual
 
     def _turned(self, heads: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:

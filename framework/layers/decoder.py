@@ -25,12 +25,15 @@ class DecoderLayer:
     def __init__(self, input_norm: RMSNorm, attention: Attention, post_norm: RMSNorm, mlp: GatedMLP) -> None:
         self.input_norm, self.attention, self.post_norm, self.mlp = input_norm, attention, post_norm, mlp
 
-    def __call__(self, x: Tensor, residual: Tensor | None, step: AttentionStep) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, step: AttentionStep, wanted: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """(block output, residual stream), both [T, H]; their sum is the layer's hidden state.
 
-        residual is None in the first layer only, where x is the whole stream.
+        residual is None in the first layer only, where x is the whole stream. wanted, in the last layer only: the [L]
+        tokens whose states are read; both are [L, H] then.
         """
-        x, residual = self.attention(x, residual, self.input_norm, step)
+        x, residual = self.attention(x, residual, self.input_norm, step, wanted)
         return self.mlp(x, residual, self.post_norm)
 
 
@@ -46,7 +49,8 @@ class DecoderStack:
         self.layers, self.final_norm, self.rotary, self.group = list(layers), final_norm, rotary, group
 
     def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> ModelOutput:
-        """x [T, H], positions [T] -> hidden [T, H] after the final norm. The memory of x may be reused.
+        """x [T, H], positions [T] -> hidden [T, H] after the final norm, or [L, H] of the tokens that ctx.wanted names:
+        nothing behind the last attention is computed for the others. The memory of x may be reused.
 
         ctx.feature_layers asks for the hidden state that enters a layer (0 .. L - 1), or leaves the last one before
         the final norm (L); features come in the order asked.
@@ -54,13 +58,15 @@ class DecoderStack:
         step = AttentionStep(ctx.plans[self.group], self.rotary, positions)
         residual: Tensor | None = None
         features: dict[int, Tensor] = {}
+        last = len(self.layers)
+        wanted = None if last in ctx.feature_layers else ctx.wanted
         for i, layer in enumerate(self.layers):
             if i in ctx.feature_layers:
                 features[i] = _stream(x, residual)
-            x, residual = layer(x, residual, step)
+            x, residual = layer(x, residual, step, wanted if i + 1 == last else None)
         assert residual is not None
-        if len(self.layers) in ctx.feature_layers:
-            features[len(self.layers)] = _stream(x, residual)
+        if last in ctx.feature_layers:
+            features[last] = _stream(x, residual)
         hidden, _ = self.final_norm.add(x, residual)
         return ModelOutput(hidden, tuple(features[i] for i in ctx.feature_layers))
 

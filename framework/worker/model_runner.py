@@ -132,7 +132,7 @@ class ModelRunner:
         goes_on, self._last_padded = scheduled.goes_on and self._last_padded is None, None
         batch = self._inputs.prepare(scheduled, self.table.views, goes_on=goes_on)
         clock.mark("prepare", then="plan")
-        ctx = ForwardContext(self._plans(scheduled, batch))
+        ctx = ForwardContext(self._plans(scheduled, batch), wanted=self._wanted(batch, spans))
         clock.mark("plan", then="forward")
         return self.backend.submit(
             self._executable,
@@ -240,6 +240,12 @@ class ModelRunner:
             return {name: LayerwisePlan(plan, self._connector) for name, plan in plans.items()}
         return plans
 
+    def _wanted(self, batch: InputBatch, spans: Sequence[Span]) -> torch.Tensor | None:
+        """The tokens whose hidden states are read, None for all. One stands for none: tensors are not empty then."""
+        if spans or len(batch.logits_rows_np) == batch.positions.shape[0]:
+            return None
+        return batch.logits_indices if len(batch.logits_rows_np) else self._inputs.buffers.arange[:1]
+
     def _device_step(self, batch: InputBatch, ctx: ForwardContext, spans: Sequence[Span], clock: StepClock) -> Computed:
         """What a backend compiles or captures: forward pass, sampler, commit. Reads no tensor on the host.
 
@@ -261,7 +267,9 @@ class ModelRunner:
         """Logits [L, V] of the rows that sample, None when no row does."""
         if not len(batch.logits_rows_np):
             return None
-        return self.model.compute_logits(hidden.index_select(0, batch.logits_indices))
+        if len(hidden) == batch.positions.shape[0]:  # of all tokens
+            hidden = hidden.index_select(0, batch.logits_indices)
+        return self.model.compute_logits(hidden)
 
     def _sample(self, logits: torch.Tensor, batch: InputBatch) -> SampleResult:
         rows = self._inputs.logits_view(batch)

@@ -43,9 +43,9 @@ def build(target, config, weights, *, dtype=torch.float32, max_model_len=64):
     model = target(config, ctx)
     plans = {"full": FullAttention(ctx.layers)}
 
-    def run(ids, feature_layers=()):
+    def run(ids, feature_layers=(), wanted=None):
         positions = torch.arange(len(ids))
-        return model.forward(model.embed(ids), positions, ForwardContext(plans, feature_layers))
+        return model.forward(model.embed(ids), positions, ForwardContext(plans, feature_layers, wanted=wanted))
 
     def logits(ids):
         return model.compute_logits(run(ids).hidden)

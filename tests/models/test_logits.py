@@ -124,6 +124,20 @@ def test_features_are_the_inputs_of_the_layers_asked_for(tmp_path, build_model):
     torch.testing.assert_close(out.hidden, states[2][0], atol=TOLERANCE, rtol=1e-5)
 
 
+@pytest.mark.parametrize("target", [Llama, Qwen3])
+def test_states_that_are_wanted_are_those_of_a_pass_that_computes_all(tmp_path, build_model, target):
+    saved(
+        tmp_path,
+        *((LlamaConfig(**SIZES), LlamaForCausalLM) if target is Llama else (Qwen3Config(**SIZES), Qwen3ForCausalLM)),
+    )
+    model, at = ours(build_model, tmp_path, target), torch.tensor([2, 11, 17])
+    every = model.run(IDS).hidden
+    found = model.run(IDS, feature_layers=(1,), wanted=at)
+    torch.testing.assert_close(found.hidden, every[at], atol=TOLERANCE, rtol=1e-5)
+    assert len(found.features[0]) == len(IDS)
+    assert len(model.run(IDS, feature_layers=(2,), wanted=at).features[0]) == len(IDS)
+
+
 def test_layers_are_declared_in_order_with_their_sizes(tmp_path, build_model):
     saved(tmp_path, LlamaConfig(**SIZES), LlamaForCausalLM)
     layers = ours(build_model, tmp_path, Llama).ctx.layers
