@@ -31,7 +31,7 @@ from framework.interfaces import (
 )
 from framework_attention.triton.decode import Paged, decode_kernel
 from framework_attention.triton.heads import Projected, Turning
-from framework_attention.triton.items import WIDTH, StepRows, items_kernel
+from framework_attention.triton.items import WIDTH, StepRows, items_kernel, listed_rows
 from framework_attention.triton.library import WholePrompt
 from framework_attention.triton.merge import Parts
 from framework_attention.triton.prompt import prompt_kernel
@@ -174,7 +174,7 @@ class TritonPlan:
             self._programs, _num_multiprocessors(device), KV_HEADS=owner._kv_heads,
             GOOD_KEYS=decode.good_keys, MIN_KEYS=decode.min_keys, TILE=decode.tile, WINDOW=owner._window or 0,
             QUERIES=owner.tile_queries if self._num_tiles else 0, LEAST=least,
-            ROWS=triton.next_power_of_2(num_rows), BLOCK=256,
+            ROWS=listed_rows(num_rows), BLOCK=256,
         )  # fmt: skip
         shape = (self._num_items, owner._num_heads)
         self._parts = Parts(

@@ -21,6 +21,14 @@ WIDTH = 8
 first token, table row, position of the first query, keys of earlier steps."""
 
 
+def listed_rows(num_rows: int) -> int:
+    """Rows that a launch is compiled for, for 1 to 512 one of three numbers: each is another kernel to wait for."""
+    rows = 32
+    while rows < num_rows:
+        rows *= 4
+    return rows
+
+
 class StepRows(NamedTuple):
     """Device tensors of a step, by batch row. query_start_loc is None when row r computes token r alone."""
 
@@ -29,7 +37,7 @@ class StepRows(NamedTuple):
     query_start_loc: Tensor | None
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "max_items", "programs"])
 def items_kernel(
     rows, num_rows, items, max_items, tiles, programs, num_sms, KV_HEADS: tl.constexpr, GOOD_KEYS: tl.constexpr,
     MIN_KEYS: tl.constexpr, TILE: tl.constexpr,

@@ -15,7 +15,7 @@ import triton.language as tl
 from framework_attention.triton.heads import angles, loaded, turned
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def write_kernel(
     new, turning, positions, num_tokens, rotated, kv,
     KV_HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
@@ -48,7 +48,7 @@ def write_kernel(
         tl.store(rotated + (token * KV_HEADS + head) * DIM + d, k, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def turn_kernel(
     new, turning, positions, num_tokens, out,
     HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,

@@ -88,7 +88,7 @@ def tell_row(
         tell_best(logits, best, group, told, row, total, k)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"], do_not_specialize_on_alignment=["ids"])
 def logprobs_kernel(
     logits, ids, groups, larger, told, counters, k, IS_LOG: tl.constexpr, GROUPS: tl.constexpr,
     MAX_GROUPS: tl.constexpr, MAX_BLOCKS: tl.constexpr, LOOPS: tl.constexpr,

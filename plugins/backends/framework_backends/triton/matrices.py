@@ -14,7 +14,7 @@ import triton.language as tl
 from framework_backends.triton.launches import let_next_begin, wait_for_previous
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def matrix_kernel(
     x, stride, weight, bias, y, T, N, K: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,

@@ -37,7 +37,7 @@ def places(view, row):
     return outer.to(tl.int64) * view.outer_stride + (row - outer * view.inner_count) * view.inner_stride
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def norm_kernel(
     x, residual, weight, normed, stream, num_rows, eps,
     D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, DEPENDENT: tl.constexpr,

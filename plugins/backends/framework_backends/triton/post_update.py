@@ -37,7 +37,7 @@ class Known(NamedTuple):
     num_computed: Any
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_logits"], do_not_specialize_on_alignment=["sampled"])
 def post_update_kernel(
     prepared, known, sampled, num_rows, num_logits, max_len, num_tokens_step, computed_step, BLOCK: tl.constexpr
 ):

@@ -105,7 +105,7 @@ def length_of(told, table, row, is_in, computed_step):
     return request, tl.load(told.num_scheduled + row, mask=is_in, other=0) + computed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "num_logits"])
 def prepare_kernel(
     told, filled, table, num_rows, num_tokens, num_logits, max_len, computed_step, seed_step,
     SIZES: tl.constexpr, WIDTHS: tl.constexpr, ONE_EACH: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
@@ -128,7 +128,7 @@ def prepare_kernel(
     tl.store(filled.seeds + index, tl.load(table.seed + request * seed_step, mask=is_drawn, other=0), mask=is_drawn)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def decodes_kernel(
     told, filled, table, num_rows, max_len, computed_step, seed_step, new_blocks_step,
     SIZES: tl.constexpr, WIDTHS: tl.constexpr, BLOCK: tl.constexpr,

@@ -250,7 +250,7 @@ def dot(x, weight, total, DOT_F32: tl.constexpr):
         return tl.dot(x, weight, total)
 
 
-@triton.jit(do_not_specialize_on_alignment=["T"])
+@triton.jit(do_not_specialize=["T"])
 def few_rows_kernel(
     x, stride, target, T, N: tl.constexpr, K: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr,
     BLOCKS: tl.constexpr, AHEAD: tl.constexpr, GATED: tl.constexpr, DOT_F32: tl.constexpr, DEPENDENT: tl.constexpr,

@@ -327,8 +327,8 @@ _FEATURES: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 def _empty_choice(count: int, device: torch.device) -> FusedChoice:
-    ids, floats = _in_one_piece(device, ((2, count), torch.int64), ((3, count), torch.float32))
-    return FusedChoice(ids[0], ids[1], floats[0], floats[1], floats[2])
+    ids, floats = ((count,), torch.int64), ((count,), torch.float32)
+    return FusedChoice(*_in_one_piece(device, ids, ids, floats, floats, floats))
 
 
 def _empty_logprobs(count: int, k: int, device: torch.device) -> FusedLogprobs:

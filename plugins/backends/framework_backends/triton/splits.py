@@ -52,7 +52,7 @@ def store_tile(value, target, first, T, N: tl.constexpr, M: tl.constexpr, BN: tl
     tl.store(target.y + (m * N + out[:, None]), value, mask=(m < T) & (out < N)[:, None])
 
 
-@triton.jit(do_not_specialize_on_alignment=["T"])
+@triton.jit(do_not_specialize=["T"])
 def split_kernel(
     x, stride, target, sums, counters, T, N: tl.constexpr, K: tl.constexpr, M: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr, DOT_F32: tl.constexpr,
