@@ -425,7 +425,8 @@ class RequestStatus(enum.IntEnum):
 class Request:
     """One request from admission to its end. Owned and changed by the scheduler alone.
 
-    While steps go on with the same requests, token_ids, num_computed_tokens and num_in_flight may be some steps behind.
+    While steps go on with the same requests, token_ids, num_computed_tokens, num_in_flight, block_ids and
+    num_published_blocks may be some steps behind.
     They are up to date wherever somebody is called who may look: a policy, a connector, an observer; in the tokens that
     `Scheduler.update` returns, once one is read; and after `Scheduler.stats`.
 

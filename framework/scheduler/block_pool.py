@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
-from heapq import heappop, heappush
 
 from framework.batch import NULL_BLOCK
 
@@ -47,7 +46,10 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
         self._states = [_FREE] * num_blocks
-        self._blank = list(range(NULL_BLOCK + 1, num_blocks))  # a heap: sorted lists are heaps
+        # A byte a block, 1 for one without findable content: where the lowest is costs a search through a few bytes. A
+        # heap of as many numbers would be read at twenty places a block, none of which a step finds in a cache.
+        self._is_blank = bytearray([0] + [1] * (num_blocks - 1))
+        self._num_blank, self._lowest = num_blocks - 1, NULL_BLOCK + 1  # no blank block lies below the lowest
         self._reusable: OrderedDict[int, None] = OrderedDict()  # published, reference count 0, oldest first
         self._block_of: dict[Hashable, int] = {}
         self._key_of: dict[int, Hashable] = {}
@@ -55,7 +57,7 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that an allocation may take, published ones that nobody holds included."""
-        return len(self._blank) + len(self._reusable)
+        return self._num_blank + len(self._reusable)
 
     def ref_count(self, block: int) -> int:
         return self._ref_counts[block]
@@ -74,15 +76,27 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """`count` blocks with reference count 1, in rising order. Published ones among them lose their key."""
         assert count <= self.num_free, f"{count} blocks asked, {self.num_free} free of {self.num_blocks}"
-        blocks = [heappop(self._blank) for _ in range(min(count, len(self._blank)))]
-        while len(blocks) < count:
-            block, _ = self._reusable.popitem(last=False)
-            del self._block_of[self._key_of.pop(block)]
-            blocks.append(block)
+        blocks = self._take_blank(min(count, self._num_blank))
+        if len(blocks) < count:
+            blocks = sorted(blocks + self._take_reusable(count - len(blocks)))
         for block in blocks:
             self._ref_counts[block] = 1
             self._states[block] = _ALLOCATED
-        blocks.sort()
+        return blocks
+
+    def _take_blank(self, count: int) -> list[int]:
+        blocks, block, is_blank = [], self._lowest, self._is_blank
+        for _ in range(count):
+            block = is_blank.index(1, block)
+            is_blank[block] = 0
+            blocks.append(block)
+        self._num_blank, self._lowest = self._num_blank - count, block
+        return blocks
+
+    def _take_reusable(self, count: int) -> list[int]:
+        blocks = [self._reusable.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            del self._block_of[self._key_of.pop(block)]
         return blocks
 
     def acquire(self, blocks: Iterable[int]) -> None:
@@ -113,7 +127,10 @@ class BlockPool:
                 self._reusable[block] = None
             else:
                 self._states[block] = _FREE
-                heappush(self._blank, block)
+                self._is_blank[block] = 1
+                self._num_blank += 1
+                if block < self._lowest:
+                    self._lowest = block
 
     def write(self, blocks: Iterable[int]) -> None:
         """Notes that the step being scheduled writes into `blocks`."""

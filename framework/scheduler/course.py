@@ -29,7 +29,8 @@ MAX_UNTOLD = 64
 class Course:
     """The steps behind `step`, one of decodes in which every running request ran and drew.
 
-    Between `emit` and `settle` the requests' `token_ids`, `num_computed_tokens` and `num_in_flight` are behind.
+    Between `emit` and `settle` the requests' `token_ids`, `num_computed_tokens`, `num_in_flight` and `block_ids` are
+    behind.
 
     room      steps that can follow, up to the one in which one of the requests draws its last token
     requests  all running requests, in batch-row order
@@ -50,14 +51,16 @@ class Course:
         self._endings = frozenset().union(*{id(s): s for s in sets}.values())
         self._num_ahead = 0  # steps emitted that the requests' counters do not hold yet
         self._num_taken = 0  # steps that came back of which the requests do not know yet
-        self._tokens = np.empty((len(self.requests), MAX_UNTOLD), np.int32)  # of those
+        self._computed: NDArray[np.int32] | None = None  # [R] the positions that the last of these has computed
+        self._tokens = np.empty((MAX_UNTOLD, len(self.requests)), np.int32)  # of those that are not known
+        self._next = self._next_entering()
 
     # -------------------------------------------------------------------------------------------- going on
 
     @property
     def num_entering(self) -> int:
         """Blocks that the next step takes."""
-        return len(self._entering_rows[self._age % self._block_size]) * self._num_groups
+        return 0 if self._next is None else len(self._next.requests) * self._num_groups
 
     def _next_entering(self) -> Entering | None:
         age = self._age % self._block_size
@@ -97,25 +100,20 @@ class Course:
         if not self.room:  # tokens that end a request are none of a course
             return StepRecord(scheduled, self.requests, self._generations)
         # a request that enters a block with the next step fills its last one with this
-        return StepRecord(scheduled, self.requests, self._generations, self, self._next_entering())
+        self._next = self._next_entering()
+        return StepRecord(scheduled, self.requests, self._generations, self, self._next)
 
     def _enter(self, pool: BlockPool) -> tuple[BlockDelta, ...]:
-        entering = self._next_entering()
+        entering = self._next
         if entering is None:
             return self._no_blocks
-        requests, columns, n = entering.requests, entering.columns, len(entering.requests)
+        columns, n = entering.columns, len(entering.requests)
         blocks = pool.allocate(n * self._num_groups)
         pool.write(blocks)
-        expected, deltas = columns.tolist(), []
-        for group in range(self._num_groups):
-            ids = blocks[group * n : (group + 1) * n]
-            for request, column, block in zip(requests, expected, ids, strict=True):
-                held = request.block_ids[group]
-                assert len(held) == column, f"request {request.request_id} holds {len(held)} blocks, not {column}"
-                held.append(block)
-            deltas.append(BlockDelta(entering.rows, columns, entering.each, np.array(ids, np.int32), entering.at))
+        entering.untold.append(blocks)
         entering.columns = columns + 1  # the step keeps its own
-        return tuple(deltas)
+        ids = np.array(blocks, np.int32).reshape(self._num_groups, n)
+        return tuple([BlockDelta(entering.rows, columns, entering.each, of_group, entering.at) for of_group in ids])
 
     # ------------------------------------------------------------------------------------------ coming back
 
@@ -123,27 +121,33 @@ class Course:
         """Whether one of the tokens [R, 1] ends one of the requests; False is certain."""
         return bool(self._endings) and not self._endings.isdisjoint(sampled[:, 0].tolist())
 
-    def take(self, sampled: NDArray[np.int32]) -> None:
+    def take(self, scheduled: SchedulerOutput, sampled: NDArray[np.int32]) -> None:
         """Keeps the tokens [R, 1] of a step that came back, behind those that the requests do not know yet either."""
-        self._tokens[:, self._num_taken] = sampled[:, 0]
+        self._tokens[self._num_taken] = sampled[:, 0]
         self._num_taken += 1
-        if self._num_taken == MAX_UNTOLD:
-            self.settle()
+        self._computed = scheduled.num_computed_tokens
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has to be settled before it can take another step."""
+        return self._num_taken == MAX_UNTOLD
 
     def tell(self, entering: Entering) -> None:
-        """Gives some of the requests their tokens, and leaves their counters behind."""
-        tokens = self._tokens[entering.at, entering.num_told : self._num_taken].tolist()
+        """Gives some of the requests their tokens and blocks, and leaves their counters behind."""
+        self._give_blocks(entering)
+        tokens = self._tokens[entering.num_told : self._num_taken, entering.at].T.tolist()
         entering.num_told = self._num_taken
         for request, new in zip(entering.requests, tokens, strict=True):
             request.token_ids += new
 
-    def settle(self) -> None:
-        """Brings all requests up to date. Ends nothing; a course that has ended was settled."""
+    def settle(self) -> bool:
+        """Brings all requests up to date; False when they were. Ends nothing; a course that has ended was settled."""
         ahead, taken = self._num_ahead, self._num_taken
         if not (ahead or taken):
-            return
-        tokens = self._tokens[:, :taken].tolist()
+            return False
+        tokens = self._tokens[:taken].T.tolist() if taken else [[]] * len(self.requests)
         for entering in self._entering.values():
+            self._give_blocks(entering)
             for row in entering.at.tolist() if entering.num_told else ():
                 del tokens[row][: entering.num_told]
             entering.num_told = 0
@@ -152,6 +156,31 @@ class Course:
             request.num_computed_tokens += ahead
             request.num_in_flight += ahead - taken
             request.token_ids += new
+        return True
+
+    def _give_blocks(self, entering: Entering) -> None:
+        if not entering.untold:
+            return
+        n, first = len(entering.requests), (entering.columns - len(entering.untold)).tolist()
+        for group in range(self._num_groups):
+            columns = zip(*[blocks[group * n : (group + 1) * n] for blocks in entering.untold], strict=True)
+            for request, expected, new in zip(entering.requests, first, columns, strict=True):
+                held = request.block_ids[group]
+                assert len(held) == expected, f"request {request.request_id} holds {len(held)} blocks, not {expected}"
+                held += new
+        entering.untold = []
+
+    def num_filled(self) -> list[int]:
+        """[R] whole blocks of each request when the last step was taken. 0 before any was: steps from before the course
+        may be in flight still."""
+        if self._computed is None:
+            return [0] * len(self.requests)
+        filled: list[int] = ((self._computed + 1) // self._block_size).tolist()
+        return filled
+
+    def untold_blocks(self) -> list[int]:
+        """Blocks that requests have and do not hold yet."""
+        return [block for one in self._entering.values() for blocks in one.untold for block in blocks]
 
 
 def gives_one_each(output: StepOutput, num_rows: int) -> bool:

@@ -7,7 +7,7 @@ step when it is made and pops it when its result arrives.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class Entering:
     columns    [n] int32 block-table column of the block that they begin next
     each       [n] int32 ones
     num_told   committed steps of which they have the tokens already
+    untold     blocks of steps that have been made, group by group, which they do not hold yet
     """
 
     requests: list[Request]
@@ -36,6 +37,7 @@ class Entering:
     columns: NDArray[np.int32]
     each: NDArray[np.int32]
     num_told: int = 0
+    untold: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -234,8 +234,12 @@ class Scheduler:
 
     def _settle(self) -> None:
         """Brings the requests up to date, for whoever may look at them now."""
-        if self._course is not None:
-            self._course.settle()
+        course = self._course
+        if course is None or not course.settle() or self._ctx.prefix_caching:
+            return  # a block that may be found is committed with the step that fills it
+        for request, num_blocks in zip(course.requests, course.num_filled(), strict=True):
+            if num_blocks > request.num_published_blocks:
+                self._cache.commit(request, num_blocks)
 
     def _end_course(self) -> None:
         self._settle()
@@ -568,14 +572,13 @@ class Scheduler:
         course = self._course
         if course is None or step.course is not course or course.may_end(output.sampled):
             return False
-        if step.filling is not None:
-            if self._ctx.prefix_caching:
-                course.tell(step.filling)  # the keys of blocks are made of their tokens
+        if step.filling is not None and self._ctx.prefix_caching:
+            course.tell(step.filling)  # the keys of blocks are made of their tokens
             for request in step.filling.requests:
                 self._cache.commit(request, request.num_published_blocks + 1)
-        course.take(output.sampled)
-        if self._is_watched:
-            course.settle()
+        course.take(step.scheduled, output.sampled)
+        if self._is_watched or course.is_full:
+            self._settle()
         return True
 
     def _commit_decodes(self, step: StepRecord, output: StepOutput) -> bool:

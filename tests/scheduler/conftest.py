@@ -460,6 +460,7 @@ class Shadow:
         kept = scheduler._ledger._kept
         holders = Counter(b for r in scheduler._running for blocks in r.block_ids for b in blocks)
         holders.update(b for k in kept for b in k.blocks)
+        holders.update(scheduler._course.untold_blocks() if scheduler._course else ())
         holders.update(b for step in scheduler._ledger._steps for b in step.sources)
         holders.update(b for kept in scheduler._parked._kept.values() for b in kept.blocks or ())
         holders.update(b for r in self._parked_requests() for blocks in r.block_ids for b in blocks)

@@ -264,6 +264,7 @@ def test_blocks_that_a_course_gives_name_the_batch_rows(sim):
                 assert scheduled.rows[delta.at].tolist() == delta.rows.tolist()
                 assert delta.starts.tolist() == (scheduled.num_computed_tokens[delta.at] // 2).tolist()
         scheduler.update(scheduled, output_of(scheduled))
+    scheduler.stats()
     for request in scheduler._running:
         assert [len(blocks) for blocks in request.block_ids] == [4, 4]
     assert len({block for r in scheduler._running for blocks in r.block_ids for block in blocks}) == 16
