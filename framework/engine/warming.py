@@ -1,4 +1,5 @@
-"""What an engine runs before its first request: the largest step, to learn its memory, and the padded steps, once each.
+"""What an engine runs before its first request: the largest step, to learn its memory, and padded steps and steps with
+prompts, once each, to compile and record them.
 
 Called by the build. A bar on stderr shows how it gets on.
 """
@@ -44,14 +45,18 @@ def profile(choice: Choice, loaded: Loaded) -> None:
 
 
 def warm_up(runner: ModelRunner) -> dict[str, float]:
-    """{"capture": seconds} of making the padded steps; nothing for a backend that has none."""
+    """{"capture": seconds} of running steps with prompts and of making the padded steps; nothing for a backend that has
+    none of these, which compiles nothing."""
     if not runner.num_padded:
         return {}
     from tqdm import tqdm
 
-    start = perf_counter()
-    is_shown = sys.stderr.isatty()
-    with tqdm(total=runner.num_padded, desc="capturing", unit="step", disable=not is_shown, leave=False) as bar:
+    start, prompts = perf_counter(), list(runner.prompt_steps())
+    total, is_shown = len(prompts) + runner.num_padded, sys.stderr.isatty()
+    with tqdm(total=total, desc="capturing", unit="step", disable=not is_shown, leave=False) as bar:
+        for scheduled in prompts:
+            runner.execute(scheduled).result()
+            bar.update()
         for _ in runner.warm_up():
             bar.update()
     return {"capture": perf_counter() - start}

@@ -21,6 +21,7 @@ from framework.worker.input_batch import InputBuffers
 from framework.worker.layerwise import LayerwisePlan
 from framework.worker.padded import Executable, PaddedSteps, entered_blocks
 from framework.worker.step_clock import StepClock
+from framework.worker.warm_steps import prompt_steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -74,6 +75,7 @@ class ModelRunner:
     ) -> None:
         self.model, self.backend, self.table, self.pipeline = model, backend, table, pipeline
         self.kv, self.kv_specs = kv, kv_specs
+        self._max_num_batched_tokens = max_num_batched_tokens
         self._connector = connector
         self._connector.bind(backend, kv, kv_specs)
         self._host_blocks = HostBlocks(backend, kv, kv_specs, num_swap_blocks)
@@ -96,6 +98,11 @@ class ModelRunner:
     def num_padded(self) -> int:
         """How many padded steps `warm_up` makes."""
         return self._padded.num_buckets
+
+    def prompt_steps(self) -> Iterator[SchedulerOutput]:
+        """Steps with prompts to run once before any request comes."""
+        table = self.table
+        return prompt_steps(table.num_rows, self._max_num_batched_tokens, table.max_model_len, len(table.block_table))
 
     def warm_up(self) -> Iterator[Bucket]:
         """Makes the padded steps that any request needs; yields each bucket when it is done."""
