@@ -192,9 +192,12 @@ class EventBus:
         for one in self._joined:
             one.close()
 
-    def has(self, event: str) -> bool:
-        """Whether anybody observes the event, for emitters whose values cost something to make."""
-        return bool(self._observers[event]) or (self._parent is not None and self._parent.has(event))
+    def has(self, *events: str) -> bool:
+        """Whether anybody observes one of the events, for emitters whose values cost something to make."""
+        for event in events:
+            if self._observers[event]:
+                return True
+        return self._parent is not None and self._parent.has(*events)
 
     def emit(self, event: str, *values: Any) -> None:
         """Calls every observer of `event` with its values in the order of the hook's arguments. Raises nothing."""

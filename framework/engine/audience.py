@@ -69,14 +69,24 @@ class Audience:
     def is_of(self, news: OneEach) -> bool:
         return self.requests is news.requests or self.requests == news.requests
 
+    def overhears(self, news: OneEach, step: StepOutput | None, now: float) -> bool:
+        """Keeps what a step gave where that is all there is to do; else changes nothing, and answers False."""
+        if self._loud or news.requests is not self.requests or len(self._heard.moments) + 1 >= MAX_HEARD:
+            return False
+        self._keep(news, step, now)
+        return True
+
     def hear(self, news: OneEach, step: StepOutput | None, now: float) -> list[tuple[OutputState, NewTokens]]:
         """Keeps what the silent ones are told, and returns what the others are to be told now."""
         if self._silent:
-            self._heard.moments.append(now)
-            self._heard.sampled.append(news.sampled)
-            if step is not None and step.logprobs is not None:
-                self._heard.columns.append(step.logprobs)
+            self._keep(news, step, now)
         return [(state, news.of_row(row)) for state, row in self._loud]
+
+    def _keep(self, news: OneEach, step: StepOutput | None, now: float) -> None:
+        self._heard.moments.append(now)
+        self._heard.sampled.append(news.sampled)
+        if step is not None and step.logprobs is not None:
+            self._heard.columns.append(step.logprobs)
 
     @property
     def is_full(self) -> bool:

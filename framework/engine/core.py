@@ -14,7 +14,7 @@ import numpy as np
 from framework.batch import StepOutput
 from framework.engine.stats import StepStats
 from framework.request import OneEach
-from framework.worker.step_clock import ranges
+from framework.worker.step_clock import ranged
 
 if TYPE_CHECKING:
     from framework.batch import SchedulerOutput
@@ -61,25 +61,20 @@ class EngineCore:
         """Waits for the oldest step in flight and commits it."""
         step = self._in_flight[0]
         assert step.future is not None, f"step {step.scheduled.step_id} was never taken by the executor"
-        named = ranges()
-        with named("wait"):
-            self.last_output = output = step.future.result()
+        self.last_output = output = ranged("wait", step.future.result)
         start = perf_counter()
-        with named("update"):
-            tokens = self.scheduler.update(step.scheduled, output)
+        tokens = ranged("update", self.scheduler.update, step.scheduled, output)
         self._in_flight.popleft()
         self._record(step, output, start, tokens)
         return tokens
 
     def _submit(self) -> None:
         while len(self._in_flight) < self.max_in_flight and self.scheduler.has_work():
-            named, start = ranges(), perf_counter()
-            with named("schedule"):
-                scheduled = self.scheduler.schedule()
+            start = perf_counter()
+            scheduled = ranged("schedule", self.scheduler.schedule)
             step = _Step(scheduled, start, perf_counter() - start)
             self._in_flight.append(step)
-            with named("execute"):
-                step.future = self.executor.execute(scheduled)
+            step.future = ranged("execute", self.executor.execute, scheduled)
 
     def restart(self) -> None:
         """Sends every running request back to the waiting ones. The steps in flight have to be dropped next."""
@@ -131,12 +126,12 @@ class EngineCore:
         self._last_end = end
         num_output_tokens = len(tokens) if isinstance(tokens, OneEach) else sum([len(new.token_ids) for new in tokens])
         self.last_step.record(step.scheduled, num_output_tokens, seconds, wall_s)
-        is_observed = self.events.has("on_step")
-        # which also brings requests up to date, before an observer looks at them
-        counts = self.scheduler.stats() if is_observed or self.events.has("on_step_end") else {}
-        self.events.emit("on_step_end", self.last_step)
-        if is_observed:
-            self.events.emit("on_step", step.scheduled, list(tokens), self.last_step, counts)
+        if self.events.has("on_step", "on_step_end"):
+            # which also brings requests up to date, before an observer looks at them
+            counts = self.scheduler.stats()
+            self.events.emit("on_step_end", self.last_step)
+            if self.events.has("on_step"):
+                self.events.emit("on_step", step.scheduled, list(tokens), self.last_step, counts)
 
 
 def _nothing(scheduled: SchedulerOutput) -> StepOutput:

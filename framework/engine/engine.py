@@ -121,7 +121,8 @@ class Engine:
         self._refuse_if_unusable()
         try:
             self._tell(self.core.step(), self.core.last_output)
-            self._put_back += self._settle(self._due())
+            if made := self._due():
+                self._put_back += self._settle(made)
             if not self._states:
                 self.core.drain()
         except BaseException as error:
@@ -141,6 +142,8 @@ class Engine:
 
     def _tell(self, new_tokens: Sequence[NewTokens], step: StepOutput | None) -> None:
         now, heard = time.perf_counter(), None
+        if isinstance(new_tokens, OneEach) and self._audience.overhears(new_tokens, step, now):
+            return
         if not isinstance(new_tokens, OneEach):
             told = [(self._states[new.request.parent_id], new) for new in new_tokens]
             heard = self._audience.take()

@@ -19,7 +19,7 @@ class HomeProcess:
 
     def refuse_elsewhere(self) -> None:
         """RuntimeError in a fork: a lock that was held stays so there, and nobody does what a thread is asked for."""
-        if not self.is_here:
+        if os.getpid() != self._pid:
             raise RuntimeError(
                 f"this {self._name} was made in process {self._pid}, and this is process {os.getpid()}, a fork of it "
                 "without its threads; make one here"

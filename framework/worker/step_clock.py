@@ -6,22 +6,21 @@ A range is what a trace shows above the operators or kernels of a part. The step
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 from torch.autograd import profiler
 
-_NOTHING = nullcontext()
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
-def ranges() -> Callable[[str], AbstractContextManager[Any]]:
-    """What makes a context of a part's name: to be asked for once a step, since it costs nothing without a profiler."""
-    return profiler.record_function if profiler._is_profiler_enabled else _no_range
-
-
-def _no_range(name: str) -> AbstractContextManager[Any]:
-    return _NOTHING
+def ranged(part: str, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """call(*args), as a range of a trace while a profiler is on."""
+    if not profiler._is_profiler_enabled:
+        return call(*args, **kwargs)
+    with profiler.record_function(part):
+        return call(*args, **kwargs)
 
 
 class StepClock:
@@ -30,25 +29,27 @@ class StepClock:
     The part that begins is a range in a trace; it ends with its mark.
     """
 
-    __slots__ = ("_last", "_range", "_ranges", "seconds")
+    __slots__ = ("_is_traced", "_last", "_range", "seconds")
 
     def __init__(self, part: str) -> None:
         self.seconds: dict[str, float] = {}
-        self._ranges = ranges()
-        self._range: AbstractContextManager[Any] = _NOTHING
-        self._begin(part)
+        self._range: profiler.record_function | None = None
+        self._is_traced = profiler._is_profiler_enabled
+        if self._is_traced:
+            self._turn_to(part)
         self._last = perf_counter()
 
     def mark(self, part: str, then: str | None = None) -> None:
         """`part` ends here; `then` names the one that begins, if it is to be a range."""
-        now = perf_counter()
-        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
+        now, seconds = perf_counter(), self.seconds
+        seconds[part] = seconds.get(part, 0.0) + now - self._last
         self._last = now
-        self._range.__exit__(None, None, None)
-        self._range = _NOTHING
-        if then is not None:
-            self._begin(then)
+        if self._is_traced:
+            self._turn_to(then)
 
-    def _begin(self, part: str) -> None:
-        self._range = self._ranges(part)
-        self._range.__enter__()
+    def _turn_to(self, part: str | None) -> None:
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+        self._range = None if part is None else profiler.record_function(part)
+        if self._range is not None:
+            self._range.__enter__()

@@ -6,7 +6,7 @@ from time import sleep
 
 from torch.profiler import ProfilerActivity, profile
 
-from framework.worker.step_clock import StepClock, ranges
+from framework.worker.step_clock import StepClock, ranged
 
 
 def step() -> StepClock:
@@ -24,8 +24,8 @@ def step() -> StepClock:
 
 def traced() -> list[tuple[str, float]]:
     """(name, microseconds) of each range of a step in a trace, in the order of their beginning."""
-    with profile(activities=[ProfilerActivity.CPU]) as on, ranges()("execute"):
-        step()
+    with profile(activities=[ProfilerActivity.CPU]) as on:
+        ranged("execute", step)
     found = sorted(on.events(), key=lambda event: event.time_range.start)
     return [(event.name, event.time_range.elapsed_us()) for event in found]
 
@@ -43,7 +43,11 @@ def test_parts_are_ranges_of_a_trace_as_far_as_they_are_named() -> None:
     assert min(rows, post) >= 20000 and whole >= 60000
 
 
-def test_without_a_profiler_a_range_is_nothing() -> None:
-    assert ranges()("schedule") is ranges()("update")
-    with ranges()("schedule"):
-        pass
+def test_a_range_gives_what_its_call_gives() -> None:
+    def call(a: int, b: int) -> tuple[int, int]:
+        return a, b
+
+    assert ranged("schedule", call, 1, b=2) == (1, 2)
+    with profile(activities=[ProfilerActivity.CPU]) as on:
+        assert ranged("update", call, 3, 4) == (3, 4)
+    assert [event.name for event in on.events()] == ["update"]
