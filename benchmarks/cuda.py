@@ -55,7 +55,7 @@ KERNELS = {
     "matrices": r"gemm|gemv|nvjet|cutlass|splitK|(few_rows|matrix|split)_kernel",
     "norms, gate, rotation": r"\b(norm|gate|rotate)_kernel",
     "sampling": r"\b(group|choose|settle|apply|logprobs)_kernel",
-    "step": r"\b(prepare|decodes|post_update|outbox|rows|spans)_kernel",
+    "step": r"\b(prepare|decodes|post_update|inbox|outbox|rows|spans)_kernel",
 }
 """Kinds of kernels by their names; whatever else a device does is `other`."""
 
@@ -174,10 +174,13 @@ def wait_for_oldest(engine: Any) -> None:
 
 
 def host_us(whole_s: float, seconds: Mapping[str, float]) -> dict[str, float]:
-    """Microseconds of a call of `engine.step()`, by part. whole: without the wait; outputs: what no part names."""
+    """Microseconds of a call of `engine.step()` that had nothing to wait for, by part. rest: what no part names.
+
+    The parts are those of the step that came back in this call, which was told to the device in a call before it.
+    """
     us = {part: 1e6 * seconds[part] for part in HOST_PARTS if part in seconds}
-    whole = 1e6 * (whole_s - seconds.get("wait", 0.0))
-    return {**us, "outputs": whole - sum(us.values()), "whole": whole}
+    whole = 1e6 * whole_s
+    return {**us, "rest": whole - sum(us.values()), "whole": whole}
 
 
 def long_prompt(llm: Any) -> list[Figure]:
