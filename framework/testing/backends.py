@@ -187,8 +187,8 @@ def check_steps_are_submitted(case: BackendCase) -> None:
 
 def check_memory_for_kv_is_counted(case: BackendCase) -> None:
     backend = case.build()
-    few, many = (backend.kv_bytes_available(256, 1024, fraction) for fraction in (0.01, 0.02))
-    assert 0 < few <= many, f"{case.name}: {few} bytes for a hundredth of the memory, {many} for two"
+    few, many = (backend.kv_bytes_available(256, 1024, fraction) for fraction in (0.7, 0.9))  # others use memory too
+    assert 0 < few <= many, f"{case.name}: {few} bytes for seven tenths of the memory, {many} for nine"
 
 
 CHECKS = (
