@@ -2,12 +2,14 @@
 
     python benchmarks/cuda.py --shape qwen3-0.6b --out FOLDER             # all parts, in minutes
     python benchmarks/cuda.py --shape llama-3.1-8b --parts b --reps 1     # decode steps alone, once each
-    python benchmarks/cuda.py engine.batch_invariant=true                 # words of the configuration, as anywhere
+    python benchmarks/cuda.py --parts bi engine.batch_invariant=true      # words of the configuration, as anywhere
 
 Weights are random (`engine.load_format=dummy`) and the prefix cache is off. Parts: `a` 256 requests at once, `b` decode
 steps and the host's share of them, `c` as `a` with dearer sampling, `d` one prompt of 8192 tokens, `p` what a profiler
-sees of a decode step. Start-up is always told. Floors follow from the copy bandwidth and the matrix product's rate that
-the same run measures: `floors.py`. `--out` gets cuda-SHAPE.json, cuda-SHAPE.md and the profiler's traces.
+sees of a decode step; `i`, only where it is asked for, whether a request's tokens and logits have the same bits in any
+company (with `kv_cache.prefix_caching=true` also behind a hit). Start-up is always told. Floors follow from the copy
+bandwidth and the matrix product's rate that the same run measures: `floors.py`. `--out` gets cuda-SHAPE.json,
+cuda-SHAPE.md and the profiler's traces.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +36,7 @@ from figures import HEAD, Figure, Report
 from floors import SHAPES, Ceilings, Work
 
 BEGIN = time.perf_counter()
-PARTS = "abdcp"
+PARTS, MORE_PARTS = "abdcp", "i"
 BATCHES = (1, 16, 64, 256)
 REQUESTS, SHORTEST, LONGEST = 256, 100, 1024
 DECODE_PROMPT, DECODE_OUTPUT = 896, 192
@@ -42,6 +45,7 @@ CONTEXT = 1040
 """Keys that a decode reads in the middle of TIMED_STEPS."""
 LONG_PROMPT, LONG_RUNS, LONG_WARM = 8192, 7, 2
 MAX_MODEL_LEN = 9216
+INVARIANT_PROMPT, COMPANIES = 1500, (0, 1, 3, 15, 63, 255)
 TEMPERATURE = 0.6
 CASES: dict[str, dict[str, Any]] = {
     "top_p 0.9, top_k 50": {"top_p": 0.9, "top_k": 50},
@@ -190,6 +194,34 @@ def long_prompt(llm: Any) -> list[Figure]:
     return [Figure("d", f"prompt of {LONG_PROMPT} tokens to its token", "ms", ms[LONG_WARM:])]
 
 
+def invariance(llm: Any) -> list[Figure]:
+    """How many of a request's tokens and best logits differ from those that it gets alone: sent again, and among others
+    that come before and behind it, which cut its prompt into other chunks."""
+    asked = (prompts_of(1, INVARIANT_PROMPT, 7)[0], 32)
+    alone = company(llm, asked, 0)
+    figures = []
+    for others in COMPANIES:
+        pairs = list(zip_longest(alone, company(llm, asked, others)))
+        count = float(sum(x != y for x, y in pairs))
+        figures.append(Figure("i", f"of {len(pairs)} logits and tokens, differing among {others}", "", [count]))
+    return figures
+
+
+def company(llm: Any, asked: tuple[list[int], int], others: int) -> list[tuple[int, float]]:
+    """(token, logprob or logit) of every place and rank of a request, among so many others."""
+    from framework import SamplingParams
+
+    work = workload(others, seed=others) if others else []
+    prompts = [{"prompt_token_ids": ids} for ids, _ in work]
+    words = [params(min(length, 200), seed=i) for i, (_, length) in enumerate(work)]
+    at = others // 2
+    prompts.insert(at, {"prompt_token_ids": asked[0]})
+    words.insert(at, SamplingParams(max_tokens=asked[1], seed=5, ignore_eos=True, detokenize=False, logprobs=20))
+    one = llm.generate(prompts, words, use_tqdm=False)[at].outputs[0]
+    ranked = [(token, entry.logprob) for place in one.logprobs for token, entry in place.items()]
+    return [*((token, 0.0) for token in one.token_ids), *ranked]
+
+
 class DecodeRound:
     """`interfaces.Bench`, as far as `run.profile` asks: one round is a pass of decodes."""
 
@@ -319,6 +351,7 @@ def parts_of(llm: Any, args: argparse.Namespace, folder: Path) -> list[tuple[str
     runs += [("b", partial(decode, llm, batch, args.reps)) for batch in batches]
     runs += [("d", partial(long_prompt, llm))]
     runs += [("c", partial(throughput, llm, requests, args.reps, "c", case, **w)) for case, w in CASES.items()]
+    runs += [("i", partial(invariance, llm))]
     ends = dict.fromkeys((batches[0], batches[-1]))
     runs += [("p", partial(profiled, llm, batch, folder, prompt_steps[batch])) for batch in ends]
     return [(part, run) for part, run in runs if part in args.parts]
@@ -389,7 +422,7 @@ def device_state() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
-    parser.add_argument("--parts", default=PARTS, help=f"letters of {PARTS}, which is all of them")
+    parser.add_argument("--parts", default=PARTS, help=f"letters of {PARTS + MORE_PARTS}; {PARTS} unless it is given")
     parser.add_argument("--reps", type=int, default=3, help="timed passes of the parts a, b and c")
     parser.add_argument(
         "--batches",
@@ -399,8 +432,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for cuda-SHAPE.json, cuda-SHAPE.md and traces")
     parser.add_argument("words", nargs="*", help="words of the configuration, such as engine.graphs=off")
     args = parser.parse_intermixed_args()
-    if unknown := set(args.parts) - set(PARTS):
-        parser.error(f"--parts {args.parts}: there is no part {min(unknown)}; the parts are {PARTS}")
+    if unknown := set(args.parts) - set(PARTS + MORE_PARTS):
+        parser.error(f"--parts {args.parts}: there is no part {min(unknown)}; the parts are {PARTS + MORE_PARTS}")
     import torch
 
     if not torch.cuda.is_available():

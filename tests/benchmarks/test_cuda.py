@@ -138,6 +138,18 @@ def test_long_prompts_are_told_without_those_that_warm_up(small, llm):
     assert (one.what, len(one.values)) == ("prompt of 64 tokens to its token", 5)
 
 
+def test_differences_of_a_request_in_company_are_counted(small, llm, monkeypatch):
+    monkeypatch.setattr(small, "INVARIANT_PROMPT", 30)
+    monkeypatch.setattr(small, "COMPANIES", (0, 2))
+    monkeypatch.setattr(small, "workload", lambda count, seed: [([7 + i] * 40, 30) for i in range(count)])
+    figures = small.invariance(llm)
+    assert [one.what.partition(" logits")[2] for one in figures] == [f" and tokens, differing among {n}" for n in (0, 2)]
+    assert [one.median for one in figures] == [0, 0]
+    told = iter([[(1, 0.5)] * 8, [(1, 0.5)] * 8, [(1, 0.5)] * 5 + [(2, 0.5), (1, 0.25), (3, 0.0)]])
+    monkeypatch.setattr(small, "company", lambda *_: next(told))
+    assert [one.median for one in small.invariance(llm)] == [0, 3]
+
+
 def test_a_profiled_pass_leaves_its_trace_and_tells_of_a_step(small, llm, tmp_path):
     figures = {one.what: one.median for one in small.profiled(llm, 2, tmp_path, 1)}
     assert figures["batch 2: wall time, profiled"] > 0 and figures["batch 2: operators"] > 5
