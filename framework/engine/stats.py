@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 OVERHEAD_PARTS = ("schedule", "rows", "prepare", "plan", "post", "update")
 """Parts of a step outside forward and sampler: what the engine itself costs."""
+_SUMMED_AT_ONCE = 64
+"""Steps whose seconds are added up in one go."""
 
 
 @dataclass(slots=True)
@@ -34,12 +36,22 @@ class StepStats:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
-    total_seconds: dict[str, float] = field(default_factory=dict)
     total_prefill_tokens: int = 0
     total_decode_tokens: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
     decode_step_tokens: int = 0
+    _totals: dict[str, float] = field(default_factory=dict)
+    _unsummed: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def total_seconds(self) -> dict[str, float]:
+        """Seconds by part over all steps; a view of the sums, which later steps change."""
+        for seconds in self._unsummed:
+            for part, value in seconds.items():
+                self._totals[part] = self._totals.get(part, 0.0) + value
+        self._unsummed.clear()
+        return self._totals
 
     def record(
         self, scheduled: SchedulerOutput, num_output_tokens: int, seconds: dict[str, float], wall_s: float
@@ -58,8 +70,9 @@ class StepStats:
             self.decode_s += wall_s
             self.decode_step_tokens += num_output_tokens
         self.seconds = seconds
-        for part, value in seconds.items():
-            self.total_seconds[part] = self.total_seconds.get(part, 0.0) + value
+        self._unsummed.append(seconds)
+        if len(self._unsummed) >= _SUMMED_AT_ONCE:
+            _ = self.total_seconds
 
 
 class RequestTimer:
