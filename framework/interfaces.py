@@ -8,7 +8,7 @@ on every machine: devices and optional libraries are touched in `__init__`, not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -296,6 +296,18 @@ class Backend(Protocol):
         """Starts executable(*args). The future's `result` waits for the device and then returns collect(its value), in
         which tensors are on the host: its lists, tuples, dicts and dataclasses are looked through.
         """
+
+
+@runtime_checkable
+class CompilesAhead(Protocol):
+    """Of a backend that compiles what steps launch, and can do so for several of them at a time; others need not."""
+
+    def telling(self, buckets: Sequence[Bucket]) -> Sequence[Bucket]:
+        """Those of the buckets whose steps launch together all that the steps of any of them do."""
+
+    def compile_ahead(self, steps: Iterable[Callable[[], Any]]) -> None:
+        """Compiles what the steps launch, before any of them is compiled or submitted. Each is called, one behind the
+        other, in such a way that nothing of it is executed; what it raises is dropped, for it comes again."""
 
 
 class StepFuture(Protocol):

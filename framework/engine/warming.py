@@ -52,6 +52,7 @@ def warm_up(runner: ModelRunner) -> dict[str, float]:
     from tqdm import tqdm
 
     start, prompts = perf_counter(), list(runner.prompt_steps())
+    runner.compile_ahead()
     total, is_shown = len(prompts) + runner.num_padded, sys.stderr.isatty()
     with tqdm(total=total, desc="capturing", unit="step", disable=not is_shown, leave=False) as bar:
         for scheduled in prompts:

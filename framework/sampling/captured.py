@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,6 +35,8 @@ NUM_TOP = (0, 5, 10, 20, 40, FEW_BEST)
 MAX_SETS = 4
 """Sets of stages that run by themselves, the first that were needed beside the plain one. A backend may compile for
 each of them, which takes seconds: any further set is served by one that holds every stage."""
+
+_LIKELY: tuple[dict[str, Any], ...] = ({"top_k": 50, "top_p": 0.9}, {"presence_penalty": 0.5})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +76,19 @@ class CapturedSampler:
         (select,) = (s for s in stages if s.spec.kind == "select")
         if not select.bit & self._possible or select.spec.fused not in ops.fuses:
             self._possible = 0
+        self._bits_of = bits_of
         self._plain = bits_of(SamplingParams(temperature=0.5))
+        # What any set holds: a multiplication a logit where nobody asks for a temperature, and fewer sets.
+        self._common = 0 if self._plain & ~(self._possible | DRAWS) else self._plain
 
     def rounded(self, bits: int) -> int:
         """The set of stages that serves one with these bits, of few; bits that no captured step serves stay as they
         are."""
         if not self._possible or bits & ~(self._possible | DRAWS):
             return bits
-        if not bits & ~self._plain:
-            return self._plain
+        bits |= self._common
+        if bits == self._plain:
+            return bits
         if bits not in self._sets:
             if len(self._sets) == MAX_SETS:
                 return self._possible | DRAWS
@@ -103,6 +109,13 @@ class CapturedSampler:
     def plain(self) -> Variant | None:
         """That of rows which draw at some temperature, greedy ones among them."""
         return self._variant(self._plain, None)
+
+    def likely(self) -> list[Variant]:
+        """Those of rows with thresholds, with penalties and with logprobs, as far as they are not the plain one."""
+        bits = [self._bits_of(SamplingParams(temperature=0.5, **want)) for want in _LIKELY]
+        top = None if self._asked.is_processed else self._variant(self._plain, NUM_TOP[1])
+        found = dict.fromkeys([*(self._variant(one, None) for one in bits), top])
+        return [one for one in found if one is not None and one != self.plain()]
 
     def stages(self, bits: int) -> list[Deployed]:
         """Those of a set, in pipeline order."""

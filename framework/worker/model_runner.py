@@ -7,6 +7,7 @@ nothing either; the scheduler's output says what runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import torch
 
 from framework.batch import NULL_BLOCK, InputBatch, NewRequest, SchedulerOutput, StepOutput, Transfers
 from framework.errors import NotBuiltError
-from framework.interfaces import ForwardContext
+from framework.interfaces import CompilesAhead, ForwardContext
 from framework.worker.host_blocks import HostBlocks
 from framework.worker.input_batch import InputBuffers
 from framework.worker.layerwise import LayerwisePlan
@@ -104,6 +105,40 @@ class ModelRunner:
         table = self.table
         return prompt_steps(table.num_rows, self._max_num_batched_tokens, table.max_model_len, len(table.block_table))
 
+    def compile_ahead(self) -> None:
+        """Compiles together what first steps need, where the backend does that."""
+        if isinstance(self.backend, CompilesAhead):
+            with self._inference_mode:
+                self.backend.compile_ahead(self._first_steps(self.backend))
+
+    def _first_steps(self, backend: CompilesAhead) -> Iterator[Callable[[], Any]]:
+        """Steps to be called without being executed: padded ones, what samplers are likely to do, and prompts."""
+        for bucket in backend.telling(self._padded.largest_first):
+            batch = self._padded_batch(bucket)
+            yield partial(self._padded_step, batch, self._padded.plain)
+            for variant in self._padded.likely:
+                yield partial(self._sample_anything, batch, variant)
+        for scheduled in self._prompts_near_and_far():
+            yield partial(self._whole_step, self._inputs.prepare(scheduled, self.table.views, goes_on=False))
+
+    def _prompts_near_and_far(self) -> Iterator[SchedulerOutput]:
+        """Steps with prompts, and one at the end of the longest request: attention may have another kernel there."""
+        for scheduled in self.prompt_steps():
+            yield scheduled
+            end = self.table.max_model_len - scheduled.num_scheduled_tokens
+            if scheduled.num_rows == 1:
+                yield replace(scheduled, num_computed_tokens=end)
+
+    def _sample_anything(self, batch: InputBatch, variant: Variant) -> None:
+        """The sampler of a padded step, of states that are no model's."""
+        assert self.pipeline.captured is not None
+        logits = self.model.compute_logits(self.model.embed(batch.input_ids))
+        self.pipeline.captured.sample(logits, self._inputs.padded_rows(batch.rows_np, len(batch.rows_np)), variant)
+
+    def _whole_step(self, batch: InputBatch) -> None:
+        ctx = ForwardContext({name: a.plan(batch, i) for i, (name, a) in enumerate(self._attention)})
+        self._device_step(batch, ctx, (), StepClock("forward"))
+
     def warm_up(self) -> Iterator[Bucket]:
         """Makes the padded steps that any request needs; yields each bucket when it is done."""
         for bucket in self._padded.largest_first:
@@ -187,9 +222,12 @@ class ModelRunner:
     def _compile(self, bucket: Bucket, variant: Variant | None) -> Executable:
         """The executable of a bucket. All of its rows are padding while it is made."""
         self._inputs.send_decodes(self._stay[0][:0], [blocks[:0] for blocks in self._stay], bucket.requests)
-        batch = self._inputs.padded_batch(bucket.requests, self.table.views, self.table.max_model_len)
+        batch = self._padded_batch(bucket)
         executable: Executable = self.backend.compile(partial(self._padded_step, batch, variant), bucket)
         return executable
+
+    def _padded_batch(self, bucket: Bucket) -> InputBatch:
+        return self._inputs.padded_batch(bucket.requests, self.table.views, self.table.max_model_len)
 
     def _padded_step(self, batch: InputBatch, variant: Variant | None) -> torch.Tensor | SampleResult:
         """A whole step of decodes, from what the host has told to what it will read; logits [L, V] without a variant.

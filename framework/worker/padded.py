@@ -37,7 +37,8 @@ class PaddedSteps:
     ) -> None:
         self._buckets = sorted(buckets, key=lambda bucket: bucket.requests)
         self._captured, self._make = captured, make
-        self._plain = None if captured is None else captured.plain()
+        self.plain = None if captured is None else captured.plain()
+        """Of a step whose rows draw at some temperature."""
         self._made: dict[Bucket, dict[Variant | None, Executable]] = {bucket: {} for bucket in self._buckets}
 
     def bucket(self, num_rows: int) -> Bucket | None:
@@ -68,7 +69,12 @@ class PaddedSteps:
 
     def warm_up(self, bucket: Bucket) -> None:
         """Makes the executable of a plain step."""
-        self._replace(bucket, self._plain)
+        self._replace(bucket, self.plain)
+
+    @property
+    def likely(self) -> list[Variant]:
+        """Variants beside the plain one that requests often ask for."""
+        return [] if self._captured is None else self._captured.likely()
 
     @property
     def largest_first(self) -> list[Bucket]:

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from framework.errors import ConfigError
+from framework.interfaces import Bucket
 from framework_backends import cuda_graphs
+from framework_backends.cuda import CudaBackend
 from framework_backends.cuda_graphs import Graphs
 from framework_backends.cuda_transfers import Transfers
 
@@ -56,7 +58,8 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> Recordings:
     monkeypatch.setattr(torch.cuda, "stream", lambda one: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: made)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda keep_graph=False: made)
+    monkeypatch.setattr(torch.cuda, "empty_cache", made.wait)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda device, pool: made.open_pools.remove(pool))
     monkeypatch.setattr(cuda_graphs, "_FAILED", [])
     return made
@@ -88,6 +91,42 @@ def test_recordings_of_several_threads_take_turns(recordings: Recordings, monkey
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(record, range(3)))
     assert len(recordings.pools) == 3 and not recordings.open_pools
+
+
+def test_steps_are_rehearsed_one_by_one_and_one_that_fails_harms_nobody(recordings: Recordings) -> None:
+    device = torch.device("cpu")
+    graphs = Graphs(device, Transfers(device))
+    was_on: list[bool] = []
+
+    def step() -> None:
+        was_on.append(recordings.is_on)
+
+    def fails() -> None:
+        step()
+        raise ValueError("for the real run to tell")
+
+    graphs.compile_ahead(iter([step, fails, recordings.wait, step]))
+    graphs.capture(lambda: None, "a step of 1 rows")
+    assert was_on == [True, True, True]
+    assert recordings.pools == [1, 1, 1, 2, 0] and not recordings.open_pools and not recordings.is_on
+
+
+@pytest.mark.parametrize("rows", [(1, 2, 4, 8, 16, 24, 32, 40, 64, 72, 128, 200, 256), (1, 2, 3), (40,), ()])
+def test_buckets_that_tell_all_kernels_are_the_last_below_each_border(rows: tuple[int, ...]) -> None:
+    told = CudaBackend.telling(SimpleNamespace(), [Bucket(n, n, n, 1) for n in reversed(rows)])  # type: ignore[arg-type]
+    wanted = {max((n for n in rows if n <= border), default=None) for border in (1, 16, 31, 32, 64, 128, 512)}
+    assert {bucket.requests for bucket in told} == wanted - {None}
+    assert len(told) <= 7
+
+
+@pytest.mark.cuda
+def test_what_is_rehearsed_does_not_run() -> None:
+    device = torch.device("cuda", 0)
+    graphs, x = Graphs(device, Transfers(device)), torch.ones(4, device=device)
+    graphs.compile_ahead([lambda: x.add_(1), lambda: x.add_(float(x.sum()))])
+    captured = graphs.capture(lambda: x * 2, "a step of 4 rows")
+    captured()
+    assert captured.arriving().wait().tolist() == [2, 2, 2, 2]
 
 
 @pytest.mark.cuda

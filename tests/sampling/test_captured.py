@@ -1,4 +1,4 @@
-"""Few sets of stages serve a backend that compiles for each: the first ones as they are, then one for all others."""
+"""Few sets of stages serve a backend that compiles for each: the first ones, then one for all others."""
 
 from dataclasses import replace
 
@@ -11,15 +11,16 @@ from framework_samplers.temperature import Temperature
 STAGES = ("temperature", "min_p", "top_k", "top_p", "gumbel")
 WANTS = (
     {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1}, {"top_k": 5, "top_p": 0.5}, {"top_k": 5, "min_p": 0.1},
-    {"temperature": 0.5, "top_p": 0.5}, {"temperature": 0.5, "top_k": 5},
+    {"top_p": 0.5, "min_p": 0.1}, {"top_k": 5, "top_p": 0.5, "min_p": 0.1},
 )  # fmt: skip
 
 
-def test_the_first_sets_stay_as_they_are_and_one_serves_the_others(bench):
+def test_the_first_sets_beside_the_plain_one_stay_and_one_serves_the_others(bench):
     pipeline = bench(*STAGES, ops=CpuSamplerOps()).pipeline
     wanted = [pipeline._bits_of(SamplingParams(**want)) for want in WANTS]
     rounded = [pipeline.captured.rounded(bits) for bits in wanted]
-    assert rounded[:MAX_SETS] == wanted[:MAX_SETS]
+    plain = pipeline.captured.plain().bits
+    assert rounded[:MAX_SETS] == [bits | plain for bits in wanted[:MAX_SETS]]
     assert len(set(rounded[MAX_SETS:])) == 1
     assert all(bits & ~rounded[-1] == 0 for bits in wanted)
     assert [pipeline.captured.rounded(bits) for bits in wanted] == rounded

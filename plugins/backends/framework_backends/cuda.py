@@ -6,7 +6,7 @@ one, and the kernels stand in `triton`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -40,6 +40,9 @@ from framework_backends.triton.sampler_ops import TritonSamplerOps
 _SMALL, _STEP, _MAX_GRAPH_ROWS = (1, 2, 4), 8, 512
 """Rows of the padded steps: a row more costs little where eight share a tile of a product, and much memory is not
 spent on batches that nobody runs."""
+_BORDERS = (1, 16, 31, 32, 64, 128, _MAX_GRAPH_ROWS)
+"""Rows up to which products, the sampler and attention take one kernel. One that is not here costs time: what it parts
+is compiled where it first runs."""
 
 
 class CudaBackend(MovesBlocks):
@@ -117,6 +120,16 @@ class CudaBackend(MovesBlocks):
     def compile(self, step: Callable[..., Any], bucket: Bucket | None) -> Callable[..., Any]:
         """A captured graph for a bucket. Raises ConfigError for a step that cannot be captured."""
         return step if bucket is None else self._graphs.capture(step, f"a step of {bucket.requests} rows")
+
+    def telling(self, buckets: Sequence[Bucket]) -> list[Bucket]:
+        """See `interfaces.CompilesAhead`: those at or below the borders at which another kernel is chosen."""
+        by_rows = sorted(buckets, key=lambda bucket: bucket.requests)
+        below = [[one for one in by_rows if one.requests <= border] for border in _BORDERS]
+        return list(dict.fromkeys(found[-1] for found in below if found))
+
+    def compile_ahead(self, steps: Iterable[Callable[[], Any]]) -> None:
+        """See `interfaces.CompilesAhead`."""
+        self._graphs.compile_ahead(steps)
 
     def submit(
         self, executable: Callable[..., Any], args: tuple[Any, ...], collect: Callable[[Any], StepOutput]

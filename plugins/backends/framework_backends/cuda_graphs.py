@@ -6,7 +6,7 @@ share the memory of what none of them returns.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from framework.errors import ConfigError, FrameworkError, first_line
 from framework_backends.cuda_device import WHOLE_DEVICE
 from framework_backends.cuda_transfers import Arriving, Outbox, Transfers
+from framework_backends.triton.compile_ahead import compile_ahead
 
 _FAILED: list[torch.cuda.CUDAGraph] = []
 """Graphs that could not be recorded: the allocator of pinned memory may ask them for good."""
@@ -47,6 +48,39 @@ class Captured:
         return self._transfers.written(self._copies, self._slot)
 
 
+class Rehearsals:
+    """Recordings that are never run, in a pool of memory of their own. graphs: they keep the pool, while they live."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def call_all(self, steps: Iterable[Callable[[], Any]]) -> None:
+        """Calls steps so that they execute nothing. What they raise is dropped."""
+        for step in steps:
+            self._call(step)
+
+    def _call(self, step: Callable[[], Any]) -> None:
+        graph = torch.cuda.CUDAGraph(keep_graph=True)  # which is not made ready to run
+        # relaxed: a kernel of a library may be loaded here for the first time.
+        graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
+        try:
+            with suppress(Exception):
+                step()
+        finally:
+            self._end(graph)
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            end_failed(graph, self._device, self._pool)
+            self._pool = torch.cuda.graph_pool_handle()
+        else:
+            self.graphs.append(graph)
+
+
 class Graphs:
     """Records steps on a stream of its own."""
 
@@ -76,6 +110,20 @@ class Graphs:
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         return Captured(graph, value, outbox, self._transfers)
 
+    def compile_ahead(self, steps: Iterable[Callable[[], Any]]) -> None:
+        """Compiles side by side what the steps launch, and runs none of them: they are recorded for nobody.
+
+        A step that cannot be recorded is left out, and compiles its kernels where it runs; its error, if it is one, is
+        told there.
+        """
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with WHOLE_DEVICE, torch.cuda.stream(self._stream):
+            rehearsals = Rehearsals(self._device)
+            compile_ahead(lambda: rehearsals.call_all(steps))
+            rehearsals.graphs.clear()
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
+
     def _record(self, step: Callable[[], Any], outbox: Outbox | None) -> tuple[torch.cuda.CUDAGraph, Any]:
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -88,13 +136,18 @@ class Graphs:
         return graph, value
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Ends a recording, for torch's allocators also one that has failed: up to torch 2.12 they believe that it goes
-        on, ask the graph with each allocation, and refuse both another recording in its pool and `empty_cache`."""
+        """Ends a recording. One that has failed leaves its pool to those before it."""
         try:
             graph.capture_end()
         except RuntimeError:
-            _FAILED.append(graph)
-            with suppress(RuntimeError):  # it is ended
-                torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+            end_failed(graph, self._device, self._pool)
             self._pool = torch.cuda.graph_pool_handle()
             raise
+
+
+def end_failed(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> None:
+    """Ends for torch's allocators a recording that has failed: up to torch 2.12 they believe that it goes on, ask the
+    graph with each allocation, and refuse both another recording in its pool and `empty_cache`."""
+    _FAILED.append(graph)
+    with suppress(RuntimeError):  # it is ended
+        torch._C._cuda_endAllocateToPool(device.index, pool)

@@ -174,7 +174,7 @@ class TritonPlan:
             self._programs, _num_multiprocessors(device), KV_HEADS=owner._kv_heads,
             GOOD_KEYS=decode.good_keys, MIN_KEYS=decode.min_keys, TILE=decode.tile, WINDOW=owner._window or 0,
             QUERIES=owner.tile_queries if self._num_tiles else 0, LEAST=least,
-            ROWS=listed_rows(num_rows), BLOCK=256,
+            ROWS=listed_rows(num_rows if self._is_uniform else owner._ctx.max_num_seqs), BLOCK=256,
         )  # fmt: skip
         shape = (self._num_items, owner._num_heads)
         self._parts = Parts(

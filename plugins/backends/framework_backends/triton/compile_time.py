@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+from threading import Lock
+from time import perf_counter
 from typing import Any
 
 from triton import knobs
 
 
-class CompileTime:
-    """Seconds since it was made, of every kernel that was not found in Triton's cache on disk."""
+class WallSeconds:
+    """Seconds in which something went on, however many at a time. Ends are told in their order, from any thread."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self._spans: list[tuple[float, float]] = []  # apart from each other
+        self._lock = Lock()
+
+    @property
+    def total(self) -> float:
+        with self._lock:
+            return sum(end - start for start, end in self._spans)
+
+    def add(self, start: float, end: float) -> None:
+        with self._lock:
+            while self._spans and self._spans[-1][1] >= start:
+                start = min(start, self._spans.pop()[0])
+            self._spans.append((start, end))
+
+
+class CompileTime:
+    """Seconds since it was made in which kernels were compiled that were not in Triton's cache on disk."""
+
+    def __init__(self) -> None:
+        self._wall = WallSeconds()
         self._before = knobs.compilation.listener
         knobs.compilation.listener = self._told
 
+    @property
+    def seconds(self) -> float:
+        return self._wall.total
+
     def _told(self, *args: Any, **told: Any) -> None:
-        self.seconds += told["times"].total / 1e6
+        now = perf_counter()
+        if not told["cache_hit"]:
+            self._wall.add(now - told["times"].total / 1e6, now)
         if self._before is not None:
             self._before(*args, **told)
