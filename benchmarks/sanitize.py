@@ -143,7 +143,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def steps(device: torch.device) -> None:
-    """A mixed step, a padded step of decodes, staged writes, and results in the slots of an outbox."""
+    """A mixed step, a padded step of decodes, staged writes, what the host tells, and results in an outbox's slots."""
     from framework_backends.cuda_step_ops import CudaStepOps
 
     ours, theirs, host = CudaStepOps(), step_ops, torch.device("cpu")
@@ -166,6 +166,7 @@ def steps(device: torch.device) -> None:
     theirs.post_update(*expected, count, count, drawn)
     same_memory(memory, expected)
     _staged_writes(device, ours)
+    _inbox(device, ours)
     _outbox(device)
 
 
@@ -181,6 +182,16 @@ def _staged_writes(device: torch.device, ours: Any) -> None:
     ours.apply_rows(on_device, rows.to(device), staged.to(device))
     step_ops.apply_rows(table, rows, staged)
     equal(on_device, table, "rows")
+
+
+def _inbox(device: torch.device, ours: Any) -> None:
+    ring = torch.arange(3 * 2 * 300).view(3, 2, 300)
+    ring = ring.pin_memory() if device.type == "cuda" else ring
+    told, turn = torch.zeros(2, 300, dtype=torch.int64, device=device), torch.ones(1, dtype=torch.int64, device=device)
+    for number in (1, 2, 0):
+        ours.receive(told, ring, turn, 290)
+        equal(told[:, :290], ring[number, :, :290], "what the host has told")
+        equal(told[:, 290:], torch.zeros(2, 10, dtype=torch.int64), "rows behind those of the step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +211,7 @@ def _outbox(device: torch.device) -> None:
         outbox.write(value)
         slot = outbox.next()
         wait(device)
-        found = outbox.copies.value(slot.clone())
+        found = slot.value
         equal(found.large, value.large, "large piece")
         equal(found.small, value.small, "small piece")
 

@@ -182,7 +182,10 @@ class LayerOps(Protocol):
 
 
 class StepOps(Protocol):
-    """The step's array functions; the torch reference and the exact meaning are in `framework.step_ops`."""
+    """The step's array functions; the torch reference and the exact meaning are in `framework.step_ops`.
+
+    receive(told, ring, turn, num_rows)  optional: the beginning of padded steps, which reads host memory on the device
+    """
 
     def apply_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None: ...
     def apply_spans(self, flat: Tensor, starts: Sequence[int], counts: Sequence[int], values: Tensor) -> None: ...
@@ -294,7 +297,8 @@ class Backend(Protocol):
         self, executable: Callable[..., Any], args: tuple[Any, ...], collect: Callable[[Any], StepOutput]
     ) -> StepFuture:
         """Starts executable(*args). The future's `result` waits for the device and then returns collect(its value), in
-        which tensors are on the host: its lists, tuples, dicts and dataclasses are looked through.
+        which tensors are on the host: its lists, tuples, dicts and dataclasses are looked through. Of a step that
+        was compiled for a bucket, `collect` copies what it keeps: the memory may be that of a later one.
         """
 
 

@@ -149,6 +149,17 @@ def prepare_decodes(buffers: StepBuffers, table: TableViews, num_rows: int) -> N
     b.seeds[:num_rows] = table.seed.dev[rows]
 
 
+def receive(told: Tensor, ring: Tensor, turn: Tensor, num_rows: int) -> None:
+    """Brings what the host has told a step: the first num_rows of each line of told [lines, rows] are those of piece
+    turn [1] of ring [pieces, lines, rows], all int64, and turn moves on to the next piece, or from the last one to the
+    first. The ring is `Backend.host_memory`.
+
+    A backend may do without it; the host copies a piece before each step then.
+    """
+    told[:, :num_rows] = ring[int(turn), :, :num_rows]
+    turn.copy_((turn + 1) % len(ring))
+
+
 def post_update(buffers: StepBuffers, table: TableViews, num_rows: int, num_logits: int, sampled: Tensor) -> None:
     """Commits on the device the step that was prepared last: advances lengths, appends the drawn tokens.
 

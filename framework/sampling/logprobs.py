@@ -138,7 +138,8 @@ class Measured:
         n, index = len(rows_np), torch.from_numpy(rows_np)
         are_first = n > 0 and rows_np[-1] == n - 1
         numbers = self.sampled, self.rank, all_rows.ids, all_rows.logprobs, all_rows.ranks
-        sampled, rank, *best = (one[:n] if are_first else one.index_select(0, index) for one in numbers)
+        # copies both ways: the numbers may lie where a later step puts its own
+        sampled, rank, *best = (one[:n].clone() if are_first else one.index_select(0, index) for one in numbers)
         return Measured(rows_np, sampled, rank, [Part(rows_np, *(one[:, :k] for one in best))])
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
     from framework.sampling.logprobs import Measured
 
+_NO_TOKEN = b"\xff" * 4
+"""What -1 looks like in int32, and no two tokens side by side: their upper byte is smaller."""
 DRAWS, LOGPROBS = 1 << 62, 1 << 63
 """Feature bits of the pipeline itself: the row is not greedy; it wants logprobs. The lower bits are the stages'."""
 
@@ -32,6 +35,19 @@ class SampleResult:
     req_idx_np: NDArray[np.int32]
     logprobs: Measured | None = None
     payloads: dict[str, Any] = field(default_factory=dict)
+    _told_np: NDArray[np.int64] | None = None
+
+    def tokens(self, num_rows: int) -> NDArray[np.int32] | None:
+        """The tokens [num_rows, 1] of a step that is on the host, a copy; None where a row has none.
+
+        Results of a captured step may be one object. A view of it is kept: with cold caches the first torch operation
+        of a step costs as much as all that is done here.
+        """
+        told = self._told_np
+        if told is None or len(told) != num_rows:
+            told = self._told_np = self.told.numpy()[:num_rows].reshape(-1, 1)
+        tokens = told.astype(np.int32)
+        return None if _NO_TOKEN in tokens.tobytes() else tokens
 
     def of_rows(self, req_idx_np: NDArray[np.int32], wanting: tuple[NDArray[np.int64], int] | None) -> SampleResult:
         """The part of the first rows of a captured step, once it is on the host; behind them stands padding.

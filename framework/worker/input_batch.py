@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from framework.batch import NULL_ROW, AllowedTokens, GrammarRows, InputBatch, Rows, SchedulerOutput
+from framework.batch import NULL_ROW, AllowedTokens, BlockDelta, GrammarRows, InputBatch, Rows, SchedulerOutput
 from framework.sent import sent
 from framework.step_ops import StepBuffers
 from framework.worker.turns import Turns
@@ -34,11 +34,13 @@ class InputBuffers:
         self._ops, self._max_rows = ops, max_rows
         # rows, new_blocks of each group, num_scheduled, logits_rows: max_rows each; query_start_loc: one more
         self._head = (1 + len(groups)) * max_rows  # what a padded step of decodes is told
-        self._turns = Turns(backend, 1 + len(groups), max_rows, max_in_flight)
+        self._turns = Turns(backend, len(groups), max_rows, max_in_flight)
+        self._turn = torch.zeros(1, dtype=torch.int64, device=device)
+        self._receive = getattr(ops, "receive", None)
         self._host = np.zeros(self._head + 3 * max_rows + 1, np.int64)
         # On a host device this is the same memory: the one copy a step costs nothing there.
         packed = torch.from_numpy(self._host).to(device)
-        self._told = packed[: self._head]
+        self._told = packed[: self._head].view(1 + len(groups), max_rows)
         self._one_each = np.arange(max_rows + 1)  # query_start_loc of a step of one token a row
         self._packed, self._is_shared = packed, packed.data_ptr() == self._host.ctypes.data
         self._every_row = np.arange(max_rows, dtype=np.int32)
@@ -97,16 +99,34 @@ class InputBuffers:
             grammar_rows=scheduled.grammar_rows,
         )
 
-    def send_decodes(self, rows: NDArray[np.int32], new_blocks: Sequence[NDArray[np.int32]], num_padded: int) -> None:
+    def send_decodes(self, rows: NDArray[np.int32], new_blocks: Sequence[NDArray[np.int32]]) -> None:
         """Tells the device a padded step of decodes: rows [R], the block that each of them enters [groups][R], and
-        padding up to num_padded rows. Memory that steps in flight may still read is not written."""
-        turn, count = self._turns.next(), len(rows)
-        turn.array[0, :count] = rows
-        for place, blocks in enumerate(new_blocks, start=1):
-            turn.array[place, :count] = blocks[:count]
-        if count < num_padded:
-            turn.array[:, count:num_padded] = NULL_ROW  # and no block, which is NULL_BLOCK, alike
-        self._told.copy_(turn.tensor, non_blocking=True)
+        padding behind them. Memory that steps in flight may still read is not written."""
+        turn = self._turns.next()
+        turn.tell_rows(rows)
+        turn.tell_blocks([blocks[: len(rows)] for blocks in new_blocks])
+        if self._receive is None:
+            self._told.copy_(turn.tensor, non_blocking=True)
+        else:
+            self._turn.fill_(turn.number)  # a step that was given up may not have counted its turn
+
+    def go_on(self, rows: NDArray[np.int32], deltas: Sequence[BlockDelta]) -> bool:
+        """As `send_decodes` for a step that goes on from the one which was told last: it costs no call of the device.
+        False, and nothing is told, where the device does not read by itself or a delta does not say where it goes."""
+        if self._receive is None:
+            return False
+        for delta in deltas:
+            if delta.at is None and len(delta.ids):
+                return False
+        turn = self._turns.next()
+        turn.tell_rows(rows)
+        turn.tell_entered(deltas)
+        return True
+
+    def receive(self, num_padded: int) -> None:
+        """The first part of a padded step of so many rows: what it was told is in the buffers afterwards."""
+        if self._receive is not None:
+            self._receive(self._told, self._turns.ring, self._turn, num_padded)
 
     def padded_batch(self, num_rows: int, table: TableViews, max_seq_len: int) -> InputBatch:
         """The batch of every padded step of num_rows decodes: fixed memory, and host twins that hold for any of them.

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ import torch
 from framework.batch import NULL_BLOCK, InputBatch, NewRequest, SchedulerOutput, StepOutput, Transfers
 from framework.errors import NotBuiltError
 from framework.interfaces import CompilesAhead, ForwardContext
+from framework.nulls import NoConnector
 from framework.worker.host_blocks import HostBlocks
 from framework.worker.input_batch import InputBuffers
 from framework.worker.layerwise import LayerwisePlan
@@ -54,6 +56,23 @@ _UNBUILT = (
     "lora_slots",
     "kv_replay",
 )
+_beside_rows = attrgetter(*_UNBUILT, "grammar_rows")
+_NOTHING_BESIDE = (None,) * (len(_UNBUILT) + 1)
+
+
+class _Padded(NamedTuple):
+    """What a padded step has in common with one that goes on from it.
+
+    executable  None where the sampler runs behind the forward pass
+    wanting     as in `SampleResult.of_rows`
+    one_each    [R] ones
+    """
+
+    bucket: Bucket
+    variant: Variant | None
+    executable: Executable | None
+    wanting: tuple[NDArray[np.int64], int] | None
+    one_each: NDArray[np.int32]
 
 
 class ModelRunner:
@@ -79,6 +98,7 @@ class ModelRunner:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._connector = connector
         self._connector.bind(backend, kv, kv_specs)
+        self._is_connected = type(connector) is not NoConnector
         self._host_blocks = HostBlocks(backend, kv, kv_specs, num_swap_blocks)
         self._attention = [(g.name, attention[g.name]) for g in groups]
         self._inputs = InputBuffers(table.num_rows, max_num_batched_tokens, groups, backend, backend.max_in_flight)
@@ -93,7 +113,7 @@ class ModelRunner:
         self._padded = PaddedSteps(buckets if is_padded else [], pipeline.captured, self._compile)
         self._block_sizes = [group.block_size for group in groups]
         self._stay = [np.full(table.num_rows, NULL_BLOCK, np.int32) for _ in groups]
-        self._last_padded: tuple[Bucket, Variant | None] | None = None  # of the last step, if it was one
+        self._last_padded: _Padded | None = None  # the last step, if it was one
 
     @property
     def num_padded(self) -> int:
@@ -148,6 +168,8 @@ class ModelRunner:
 
     def execute(self, scheduled: SchedulerOutput) -> StepFuture:
         """Starts one step. The host waits for the device in the future's `result()`, and nowhere else."""
+        if scheduled.goes_on and (future := self._go_on(scheduled)) is not None:
+            return future
         with self._inference_mode:
             return self._execute(scheduled)
 
@@ -184,6 +206,39 @@ class ModelRunner:
 
     # -------------------------------------------------------------------------------------------- padded steps
 
+    def _go_on(self, scheduled: SchedulerOutput) -> StepFuture | None:
+        """The step before once more, with other blocks; None where more has to be done than to tell them.
+
+        Such a step finds the caches full of weights, so what counts is how little of the host it touches.
+        """
+        last = self._last_padded
+        if last is None or last.executable is None or self._is_connected or _beside_rows(scheduled) != _NOTHING_BESIDE:
+            return None
+        clock = StepClock("prepare")
+        if not self._inputs.go_on(scheduled.rows, scheduled.new_block_ids):
+            return None
+        clock.mark("prepare", then="forward")
+        collect = partial(self._collect_decodes, scheduled, last, clock)
+        future = self.backend.submit(last.executable, (), collect)
+        clock.mark("forward")
+        return future
+
+    def _collect_decodes(
+        self,
+        scheduled: SchedulerOutput,
+        last: _Padded,
+        clock: StepClock,
+        result: SampleResult,
+    ) -> StepOutput:
+        """The output of a step that went on from `last`."""
+        clock.mark("wait", then="post")
+        tokens = None if last.wanting is not None else result.tokens(len(last.one_each))
+        if tokens is None:
+            return self._collect_padded(scheduled, last.wanting, clock, result, is_whole=True)
+        output = StepOutput(tokens, last.one_each, timings=clock.seconds)
+        clock.mark("post")
+        return output
+
     def _bucket(self, scheduled: SchedulerOutput, spans: Sequence[Span]) -> Bucket | None:
         """The padded shape that the step runs in, None for one that runs in its own."""
         is_layerwise = self._connector.layerwise and scheduled.connector_meta is not None
@@ -196,18 +251,18 @@ class ModelRunner:
     ) -> StepFuture:
         rows = scheduled.rows
         variant = None if scheduled.grammar_rows is not None else self._variant(scheduled, bucket)
-        self._last_padded = bucket, variant
-        if variant is None:
-            bucket = self._padded.with_logits(bucket)
-        executable = self._padded.executable(bucket, variant)
-        self._inputs.send_decodes(rows, entered, bucket.requests)
+        wide = self._padded.with_logits(bucket) if variant is None else bucket
+        executable = self._padded.executable(wide, variant)
+        self._inputs.send_decodes(rows, entered)
         clock.mark("prepare", then="forward")
         wanting = None
-        if variant is None:
-            executable = partial(self._sample_padded, executable, scheduled, bucket, clock)
-        elif variant.num_top is not None and self.pipeline.captured is not None:
-            wanting = self.pipeline.captured.wanting(rows)
         is_whole = variant is not None
+        if variant is not None and variant.num_top is not None and self.pipeline.captured is not None:
+            wanting = self.pipeline.captured.wanting(rows)
+        one_each = self._ones_np[: scheduled.num_rows]
+        self._last_padded = _Padded(bucket, variant, executable if is_whole else None, wanting, one_each)
+        if not is_whole:
+            executable = partial(self._sample_padded, executable, scheduled, wide, clock)
         collect = partial(self._collect_padded, scheduled, wanting, clock, is_whole=is_whole)
         future = self.backend.submit(executable, (), partial(_arrived, clock, collect))
         if is_whole:
@@ -215,13 +270,13 @@ class ModelRunner:
         return future
 
     def _variant(self, scheduled: SchedulerOutput, bucket: Bucket) -> Variant | None:
-        if scheduled.goes_on and self._last_padded is not None and self._last_padded[0] is bucket:
-            return self._last_padded[1]
+        if scheduled.goes_on and self._last_padded is not None and self._last_padded.bucket is bucket:
+            return self._last_padded.variant
         return self._padded.variant(scheduled.rows)
 
     def _compile(self, bucket: Bucket, variant: Variant | None) -> Executable:
         """The executable of a bucket. All of its rows are padding while it is made."""
-        self._inputs.send_decodes(self._stay[0][:0], [blocks[:0] for blocks in self._stay], bucket.requests)
+        self._inputs.send_decodes(self._stay[0][:0], [blocks[:0] for blocks in self._stay])
         batch = self._padded_batch(bucket)
         executable: Executable = self.backend.compile(partial(self._padded_step, batch, variant), bucket)
         return executable
@@ -229,12 +284,14 @@ class ModelRunner:
     def _padded_batch(self, bucket: Bucket) -> InputBatch:
         return self._inputs.padded_batch(bucket.requests, self.table.views, self.table.max_model_len)
 
+    @torch.inference_mode()  # a step that goes on does not enter it, which a recorded one needs not
     def _padded_step(self, batch: InputBatch, variant: Variant | None) -> torch.Tensor | SampleResult:
         """A whole step of decodes, from what the host has told to what it will read; logits [L, V] without a variant.
 
         Reads no value on the host that differs from step to step: what a backend records here serves any step.
         """
         n = len(batch.rows_np)
+        self._inputs.receive(n)
         self.backend.step_ops.prepare_decodes(self._inputs.buffers, self.table.views, n)
         ctx = ForwardContext({name: a.plan(batch, i) for i, (name, a) in enumerate(self._attention)})
         hidden = self.model.forward(self.model.embed(batch.input_ids), batch.positions, ctx).hidden

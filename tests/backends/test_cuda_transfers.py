@@ -67,6 +67,16 @@ def test_what_was_handed_out_is_never_written_again() -> None:
     assert [t.tolist() for t in first] == [[0, 1], [4, 5]] and [t.tolist() for t in second] == [[0, 0], [0, 0]]
 
 
+def test_a_value_may_lie_behind_others_in_its_memory() -> None:
+    tree, storage = random_tree()
+    copies = HostCopies(tree, CPU)
+    ring = torch.zeros(3, copies.num_bytes, dtype=torch.uint8)
+    ring[2] = copies.start()
+    found = copies.value(ring[2])
+    assert torch.equal(found.ids, storage[8:88].view(torch.int64))
+    assert torch.equal(found.parts[1]["a"], tree.parts[1]["a"]) and found.parts[2].left == 4
+
+
 def test_a_value_without_tensors_is_handed_out_as_it_is() -> None:
     value = {"none": None, "rows": np.arange(3), "tensors": []}
     assert brought(value) is value
@@ -152,7 +162,7 @@ def test_results_of_a_captured_step_arrive_two_steps_behind(num_values: int) -> 
         captured()
         arriving.append(captured.arriving())
         if count:
-            found.append(arriving.pop(0).wait().logprobs)
+            found.append(arriving.pop(0).wait().logprobs.clone())
     found.append(arriving.pop(0).wait().logprobs)
     assert [t.unique().tolist() for t in found] == [[count] for count in range(1, 11)]
     assert {len(t) for t in found} == {num_values}

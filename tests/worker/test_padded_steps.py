@@ -158,6 +158,15 @@ def test_requests_that_all_want_something_else_give_the_same_tokens(
     assert set(padded) == set(SIZES)
 
 
+def test_backend_that_does_not_read_what_the_host_tells_gives_the_same_tokens(
+    folder: Path, plain: Any, padded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("framework_backends.cpu_step_ops.CpuStepOps.receive")
+    requests = [WANTS["temperature"], WANTS["logprobs"], WANTS["greedy"]]
+    assert_same(outputs(folder, requests), plain(requests))
+    assert set(padded) == set(SIZES)
+
+
 @pytest.mark.parametrize("sampler", ["greedy", "mirostat"])
 def test_other_pipelines(sampler: str, folder: Path, plain: Any, padded: list[int]) -> None:
     requests: list[dict[str, Any]] = [{"temperature": 0.0 if sampler == "greedy" else 1.0}] * 3

@@ -50,6 +50,9 @@ class CpuStepOps:
         else:
             memory.prepare(num_rows, num_tokens, num_logits)
 
+    def receive(self, told: Tensor, ring: Tensor, turn: Tensor, num_rows: int) -> None:
+        step_ops.receive(told, ring, turn, num_rows)
+
     def prepare_decodes(self, buffers: StepBuffers, table: TableViews, num_rows: int) -> None:
         """By the reference: eager steps on a host are not padded, so that speed is nothing here."""
         self._memory = None

@@ -31,7 +31,7 @@ from framework_backends.cuda_layer_ops import CudaLayerOps
 from framework_backends.cuda_linear import CudaLinearPacker
 from framework_backends.cuda_memory import CudaMemory
 from framework_backends.cuda_step_ops import CudaStepOps
-from framework_backends.cuda_transfers import Arriving, Transfers
+from framework_backends.cuda_transfers import Arriving, Slot, Transfers
 from framework_backends.dtypes import named_dtype
 from framework_backends.moved_blocks import MovesBlocks
 from framework_backends.triton.compile_time import CompileTime
@@ -149,7 +149,7 @@ class _Step:
 
     __slots__ = ("_arriving", "_collect")
 
-    def __init__(self, collect: Callable[[Any], StepOutput], arriving: Arriving) -> None:
+    def __init__(self, collect: Callable[[Any], StepOutput], arriving: Arriving | Slot) -> None:
         self._collect, self._arriving = collect, arriving
 
     def result(self) -> StepOutput:

@@ -11,11 +11,10 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from framework.errors import ConfigError, FrameworkError, first_line
 from framework_backends.cuda_device import WHOLE_DEVICE
-from framework_backends.cuda_transfers import Arriving, Outbox, Transfers
+from framework_backends.cuda_transfers import Arriving, Outbox, Slot, Transfers
 from framework_backends.triton.compile_ahead import compile_ahead
 
 _FAILED: list[torch.cuda.CUDAGraph] = []
@@ -32,7 +31,7 @@ class Captured:
 
     def __init__(self, graph: torch.cuda.CUDAGraph, value: Any, outbox: Outbox | None, transfers: Transfers) -> None:
         self._graph, self._value, self._outbox, self._transfers = graph, value, outbox, transfers
-        self._slot: Tensor | None = None
+        self._slot: Slot | None = None
         self._copies = transfers.copies(value) if outbox is None else outbox.copies
 
     def __call__(self) -> Any:
@@ -41,11 +40,11 @@ class Captured:
             self._slot = self._outbox.next()
         return self._value
 
-    def arriving(self) -> Arriving:
+    def arriving(self) -> Arriving | Slot:
         """The value of the last call, on its way to the host."""
         if self._slot is None:
             return self._transfers.started(self._copies)
-        return self._transfers.written(self._copies, self._slot)
+        return self._transfers.written(self._slot)
 
 
 class Rehearsals:

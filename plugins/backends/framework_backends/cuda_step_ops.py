@@ -1,6 +1,7 @@
 """The step's array functions on a CUDA device, a launch each: what they mean is written in `framework.step_ops`.
 
-Nothing here waits for the device, and `prepare_decodes` and `post_update` can be captured. The kernels are in `triton`.
+Nothing here waits for the device, and all but `prepare` and the staged writes can be captured. The kernels are in
+`triton`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from framework_backends.triton.inbox import receive
 from framework_backends.triton.post_update import PostUpdate
 from framework_backends.triton.prepare import Prepare
 from framework_backends.triton.staged import apply_rows, apply_spans
@@ -44,6 +46,9 @@ class CudaStepOps:
     ) -> None:
         """Reads everything anew, whether the step goes on or not: it is one launch both ways."""
         self._of(buffers, table).prepare.any_step(num_rows, num_tokens, num_logits)
+
+    def receive(self, told: Tensor, ring: Tensor, turn: Tensor, num_rows: int) -> None:
+        receive(told, ring, turn, num_rows)
 
     def prepare_decodes(self, buffers: StepBuffers, table: TableViews, num_rows: int) -> None:
         self._of(buffers, table).prepare.decodes(num_rows)

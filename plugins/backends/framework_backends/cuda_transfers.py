@@ -1,7 +1,7 @@
 """A step's result on its way from the device to the host, in as few copies as there can be.
 
-An eager step's result is copied behind it, a captured step writes its own into an `Outbox` while it runs. What is
-handed out is memory of its own: it may be kept for as long as one likes. The backend calls in.
+An eager step's result is copied behind it, into memory of its own. A captured step writes its own into an `Outbox`
+while it runs: what is handed out then is a place of the outbox, which a later step takes again. The backend calls in.
 """
 
 from __future__ import annotations
@@ -58,10 +58,12 @@ class HostCopies:
         return [piece.place for piece in self._pieces if len(piece.source)]
 
     def value(self, memory: Tensor) -> Any:
-        """The value with its tensors in memory [num_bytes] of its own that holds the sources; they may arrive later."""
-        assert memory.storage_offset() == 0, "views are told by their place in the whole storage"
+        """The value with its tensors in memory [num_bytes] that holds the sources; they may arrive later."""
         flat = {dtype: memory.view(dtype) for dtype in self._dtypes}
-        return self._rebuild([flat[dtype].as_strided(*where) for dtype, where in self._views])
+        first = {dtype: one.storage_offset() for dtype, one in flat.items()}
+        return self._rebuild(
+            [flat[dtype].as_strided(shape, strides, first[dtype] + at) for dtype, (shape, strides, at) in self._views]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,22 +205,49 @@ _LARGEST_OUTBOX = 64 << 10
 class Arriving:
     """A value that is on its way to the host. Holds the device's memory until it has been read."""
 
-    __slots__ = ("_copies", "_event", "_is_lent", "_memory")
+    __slots__ = ("_copies", "_event", "_memory")
 
-    def __init__(self, copies: HostCopies, memory: Tensor, event: torch.cuda.Event, is_lent: bool) -> None:
-        self._copies, self._memory, self._event, self._is_lent = copies, memory, event, is_lent
+    def __init__(self, copies: HostCopies, memory: Tensor, event: torch.cuda.Event) -> None:
+        self._copies, self._memory, self._event = copies, memory, event
 
     def done(self) -> bool:
         return self._event.query()
 
     def wait(self) -> Any:
         """The value, once it is there."""
-        if self._is_lent:  # by an outbox, which will write there again
-            self._event.synchronize()
-            return self._copies.value(self._memory.clone())
         value = self._copies.value(self._memory)
         self._event.synchronize()
         return value
+
+
+class Slot:
+    """A place of an outbox: all that a step needs of it is made once.
+
+    memory  [bytes] uint8, pinned
+    value   what a step leaves there, once it has come that far
+    """
+
+    __slots__ = ("_event", "memory", "value")
+
+    def __init__(self, copies: HostCopies, memory: Tensor) -> None:
+        self.memory, self.value = memory, copies.value(memory)
+        self._event: torch.cuda.Event | None = None
+
+    def expect(self, stream: torch.cuda.Stream) -> None:
+        """The value is there when the stream has come this far."""
+        if self._event is None:
+            self._event = torch.cuda.Event()
+        self._event.record(stream)
+
+    def done(self) -> bool:
+        assert self._event is not None, "no step was told to write here"
+        return self._event.query()
+
+    def wait(self) -> Any:
+        """The value, once it is there: to be read before the step that takes the slot next is given to the device."""
+        assert self._event is not None, "no step was told to write here"
+        self._event.synchronize()
+        return self.value
 
 
 class Outbox:
@@ -231,6 +260,7 @@ class Outbox:
         self.copies = HostCopies(value, device)
         self._ring = torch.zeros(_SLOTS, self.copies.num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._turn = torch.zeros(1, dtype=torch.int32, device=device)
+        self._slots: list[Slot] = []
         self._num_taken = 0
         self.write(value)  # for the compiler
         self._turn.zero_()
@@ -239,12 +269,14 @@ class Outbox:
         """Part of the step that is captured: its value goes into the next slot."""
         self.copies = HostCopies(value, self._device)
         assert self.copies.num_bytes == self._ring.shape[1], "the captured step gives something else than the trial"
+        self._slots = [Slot(self.copies, memory) for memory in self._ring]
         self._write(self.copies.sources, self.copies.places, self._ring, self._turn)
 
-    def next(self) -> Tensor:
+    def next(self) -> Slot:
         """The slot of a replay: has to be asked for with each of them."""
+        slot = self._slots[self._num_taken % _SLOTS]
         self._num_taken += 1
-        return self._ring[(self._num_taken - 1) % _SLOTS]
+        return slot
 
 
 class Transfers:
@@ -270,18 +302,19 @@ class Transfers:
 
     def started(self, copies: HostCopies) -> Arriving:
         """As `copied` for tensors that stay where they are: to find out how to copy them costs more than to do it."""
-        return Arriving(copies, copies.start(), self._now(), is_lent=False)
+        memory, event = copies.start(), torch.cuda.Event()
+        event.record(self._stream())
+        return Arriving(copies, memory, event)
 
-    def written(self, copies: HostCopies, slot: Tensor) -> Arriving:
+    def written(self, slot: Slot) -> Slot:
         """The value of a replay that the current stream has been given, in the slot of its outbox."""
-        return Arriving(copies, slot, self._now(), is_lent=True)
+        slot.expect(self._stream())
+        return slot
 
-    def _now(self) -> torch.cuda.Event:
-        """Done when the current stream has come this far."""
+    def _stream(self) -> torch.cuda.Stream:
+        """The current one."""
         raw = torch._C._cuda_getCurrentRawStream(self._device.index)
         stream = self._streams.get(raw)
         if stream is None:  # to make a stream's object costs more than all else here
             stream = self._streams[raw] = torch.cuda.current_stream(self._device)
-        event = torch.cuda.Event()
-        event.record(stream)
-        return event
+        return stream
