@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 MAX_UNTOLD = 64
 """Steps after which the requests are told in any case: a longer silence would end in a longer pause."""
-_AT_ONCE = 64
-"""Steps whose positions are counted together."""
+_AT_ONCE = 8
+"""Steps whose positions are counted together, and blocks whose columns are."""
 
 
 class Course:
@@ -87,7 +87,7 @@ class Course:
             step_id=step_id,
             rows=last.rows,
             num_scheduled_tokens=last.num_scheduled_tokens,
-            num_computed_tokens=self._next_positions(),
+            num_computed_tokens=_following(last.num_computed_tokens, self._upcoming),
             samples=last.samples,
             num_drafts=last.num_drafts,
             new_block_ids=deltas,
@@ -105,12 +105,6 @@ class Course:
         self._next = self._next_entering()
         return StepRecord(scheduled, self.requests, self._generations, self, self._next)
 
-    def _next_positions(self) -> NDArray[np.int32]:
-        if not self._upcoming:
-            last = self._last.num_computed_tokens
-            self._upcoming = [*(last + np.arange(_AT_ONCE, 0, -1, dtype=np.int32)[:, None])]
-        return self._upcoming.pop()
-
     def _enter(self, pool: BlockPool) -> tuple[BlockDelta, ...]:
         entering = self._next
         if entering is None:
@@ -119,7 +113,7 @@ class Course:
         blocks = pool.allocate(n * self._num_groups)
         pool.write(blocks)
         entering.untold.append(blocks)
-        entering.columns = columns + 1  # the step keeps its own
+        entering.columns = _following(columns, entering.upcoming)  # the step keeps its own
         ids = np.array(blocks, np.int32).reshape(self._num_groups, n)
         return tuple([BlockDelta(entering.rows, columns, entering.each, of_group, entering.at) for of_group in ids])
 
@@ -190,6 +184,13 @@ class Course:
     def untold_blocks(self) -> list[int]:
         """Blocks that requests have and do not hold yet."""
         return [block for one in self._entering.values() for blocks in one.untold for block in blocks]
+
+
+def _following(last: NDArray[np.int32], upcoming: list[NDArray[np.int32]]) -> NDArray[np.int32]:
+    """last + 1. upcoming: what is there already, the next one at the end."""
+    if not upcoming:
+        upcoming += [*(last + np.arange(_AT_ONCE, 0, -1, dtype=np.int32)[:, None])]
+    return upcoming.pop()
 
 
 def gives_one_each(output: StepOutput, num_rows: int) -> bool:

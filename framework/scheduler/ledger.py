@@ -28,6 +28,7 @@ class Entering:
     columns    [n] int32 block-table column of the block that they begin next
     each       [n] int32 ones
     num_told   committed steps of which they have the tokens already
+    upcoming   columns of the blocks behind that one, the next ones last
     untold     blocks of steps that have been made, group by group, which they do not hold yet
     """
 
@@ -37,6 +38,7 @@ class Entering:
     columns: NDArray[np.int32]
     each: NDArray[np.int32]
     num_told: int = 0
+    upcoming: list[NDArray[np.int32]] = field(default_factory=list)
     untold: list[list[int]] = field(default_factory=list)
 
 

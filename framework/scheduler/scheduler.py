@@ -214,10 +214,10 @@ class Scheduler:
         """The next step; without any row when all requests wait for steps in flight."""
         assert len(self._ledger) < self._ctx.max_in_flight, f"{len(self._ledger)} steps in flight already"
         step = self._go_on() or self._decide()
+        self._next_step_id += 1
         if self._is_watched:
             self._settle()
-        self._next_step_id += 1
-        step.scheduled.connector_meta = self._connector.build_meta(step.scheduled)
+            step.scheduled.connector_meta = self._connector.build_meta(step.scheduled)
         self._ledger.push(step)
         return step.scheduled
 
