@@ -231,17 +231,17 @@ class Slot:
 
     def __init__(self, copies: HostCopies, memory: Tensor) -> None:
         self.memory, self.value = memory, copies.value(memory)
-        self._event: torch.cuda.Event | None = None
+        self._event: Any = None
 
     def expect(self, stream: torch.cuda.Stream) -> None:
         """The value is there when the stream has come this far."""
         if self._event is None:
-            self._event = torch.cuda.Event()
+            self._event = super(torch.cuda.Event, torch.cuda.Event())  # its methods without those of Python around them
         self._event.record(stream)
 
     def done(self) -> bool:
         assert self._event is not None, "no step was told to write here"
-        return self._event.query()
+        return bool(self._event.query())
 
     def wait(self) -> Any:
         """The value, once it is there: to be read before the step that takes the slot next is given to the device."""

@@ -30,8 +30,9 @@ def inbox_kernel(
         row = start + tl.arange(0, BLOCK)[None, :]
         is_in = (line < num_lines) & (row < num_rows)
         at = line * width + row
-        # volatile: the host writes the piece anew, and no cache of the device hears of it
-        words = tl.load(ring + number * num_lines * width + at, mask=is_in, volatile=True)
+        # The host writes the piece anew, and no cache of the device hears of it: .cv reads past them, and as `volatile`
+        # does not, many words in one go.
+        words = tl.load(ring + number * num_lines * width + at, mask=is_in, cache_modifier=".cv")
         tl.store(told + at, words, mask=is_in)
     tl.debug_barrier()
     tl.store(turn, (number + 1) % PIECES)
