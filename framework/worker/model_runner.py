@@ -132,14 +132,15 @@ class ModelRunner:
                 self.backend.compile_ahead(self._first_steps(self.backend))
 
     def _first_steps(self, backend: CompilesAhead) -> Iterator[Callable[[], Any]]:
-        """Steps to be called without being executed: padded ones, what samplers are likely to do, and prompts."""
-        for bucket in backend.telling(self._padded.largest_first):
-            batch = self._padded_batch(bucket)
-            yield partial(self._padded_step, batch, self._padded.plain)
+        """Steps to be called without being executed. First comes what compilers are likely to take longest for."""
+        batches = [self._padded_batch(bucket) for bucket in backend.telling(self._padded.largest_first)]
+        for batch in batches:
             for variant in self._padded.likely:
                 yield partial(self._sample_anything, batch, variant)
         for scheduled in self._prompts_near_and_far():
             yield partial(self._whole_step, self._inputs.prepare(scheduled, self.table.views, goes_on=False))
+        for batch in batches:
+            yield partial(self._padded_step, batch, self._padded.plain)
 
     def _prompts_near_and_far(self) -> Iterator[SchedulerOutput]:
         """Steps with prompts, and one at the end of the longest request: attention may have another kernel there."""
