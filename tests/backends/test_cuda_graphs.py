@@ -23,10 +23,12 @@ from framework_backends.cuda_transfers import Transfers
 class Recordings:
     """torch's recording, where a step that calls `wait` cannot be recorded.
 
-    pools: the one of each recording; open_pools: those of which the allocator believes that a recording goes on
+    pools: the one of each recording; open_pools: those of which the allocator believes that a recording goes on;
+    is_drawing: whether the generator counts for a graph
     """
 
     def __init__(self) -> None:
+        self.is_drawing = False
         self.pools: list[int] = []
         self.open_pools: list[int] = []
         self.is_on = self.is_invalid = False
@@ -38,7 +40,7 @@ class Recordings:
 
     def capture_begin(self, pool: int, capture_error_mode: str) -> None:
         assert pool not in self.open_pools, "already recording to mempool_id"
-        self.is_on, self.is_invalid = True, False
+        self.is_on, self.is_invalid, self.is_drawing = True, False, True
         self.pools.append(pool)
         self.open_pools.append(pool)
 
@@ -47,6 +49,13 @@ class Recordings:
         if self.is_invalid:
             raise RuntimeError("operation failed due to a previous error during capture")
         self.open_pools.remove(self.pools[-1])
+        self.is_drawing = False
+
+    def clone_state(self) -> bool:
+        return False
+
+    def graphsafe_set_state(self, is_drawing: bool) -> None:
+        self.is_drawing = is_drawing
 
 
 @pytest.fixture
@@ -61,12 +70,13 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> Recordings:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda keep_graph=False: made)
     monkeypatch.setattr(torch.cuda, "empty_cache", made.wait)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda device, pool: made.open_pools.remove(pool))
+    monkeypatch.setattr(torch.cuda, "default_generators", {None: made})
     monkeypatch.setattr(cuda_graphs, "_FAILED", [])
     return made
 
 
 def refused(graphs: Graphs, step: Callable[[], Any]) -> None:
-    with pytest.raises(ConfigError, match=r"a step of 3 rows cannot be captured as a graph \(oper.*engine\.graphs=off"):
+    with pytest.raises(ConfigError, match=r"a step of 3 rows cannot be .* \(.*operation not permitted.*graphs=off"):
         graphs.capture(step, "a step of 3 rows")
 
 
@@ -75,6 +85,7 @@ def test_recordings_behind_one_that_failed_have_a_pool_of_their_own(recordings: 
     graphs = Graphs(device, Transfers(device))
     graphs.capture(lambda: None, "a step of 1 rows")
     refused(graphs, recordings.wait)
+    assert not recordings.is_drawing
     graphs.capture(lambda: None, "a step of 3 rows")
     graphs.capture(lambda: None, "a step of 2 rows")
     assert recordings.pools == [0, 0, 1, 1] and not recordings.open_pools
@@ -136,6 +147,7 @@ def test_a_step_that_waits_is_refused_and_others_are_recorded_behind_it() -> Non
     refused(graphs, lambda: x + float(x.sum()))
     captured = graphs.capture(lambda: x + 1, "a step of 4 rows")
     torch.cuda.empty_cache()
+    torch.randn(4, device=device)
     x.fill_(5)
     captured()
     assert captured.arriving().wait().tolist() == [6, 6, 6, 6]

@@ -130,8 +130,11 @@ class Graphs:
             value = step()
             if outbox is not None:
                 outbox.write(value)
-        finally:
-            self._end(graph)
+        except BaseException:
+            with suppress(RuntimeError):  # which says less than the step's own error
+                self._end(graph)
+            raise
+        self._end(graph)
         return graph, value
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> None:
@@ -145,8 +148,11 @@ class Graphs:
 
 
 def end_failed(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> None:
-    """Ends for torch's allocators a recording that has failed: up to torch 2.12 they believe that it goes on, ask the
-    graph with each allocation, and refuse both another recording in its pool and `empty_cache`."""
+    """Ends for torch a recording that has failed: up to torch 2.12 its allocators believe that it goes on, ask the
+    graph with each allocation, and refuse both another recording in its pool and `empty_cache`; and its generator draws
+    no number any more, since what it counts seems to belong to the graph."""
     _FAILED.append(graph)
+    generator = torch.cuda.default_generators[device.index]
+    generator.graphsafe_set_state(generator.clone_state())
     with suppress(RuntimeError):  # it is ended
         torch._C._cuda_endAllocateToPool(device.index, pool)
