@@ -134,7 +134,8 @@ def decode(llm: Any, batch: int, reps: int) -> list[Figure]:
         host += passed[1]
     figures = [Figure("b", f"decode step, batch {batch}", "ms", gaps)]
     figures.append(Figure("b", f"host, batch {batch}", "us", [one["whole"] for one in host]))
-    parts = {part: [one[part] for one in host] for part in host[0] if part != "whole"}
+    names = dict.fromkeys(part for one in host for part in one if part != "whole")
+    parts = {part: [one.get(part, 0.0) for one in host] for part in names}  # steps of a course have fewer parts
     return figures + [Figure("b", f"host, batch {batch}: {part}", "us", us) for part, us in parts.items()]
 
 
