@@ -56,7 +56,8 @@ def warm_up(runner: ModelRunner) -> dict[str, float]:
     total, is_shown = len(prompts) + runner.num_padded, sys.stderr.isatty()
     with tqdm(total=total, desc="capturing", unit="step", disable=not is_shown, leave=False) as bar:
         for scheduled in prompts:
-            runner.execute(scheduled).result()
+            with runner.unheard():
+                runner.execute(scheduled).result()
             bar.update()
         for _ in runner.warm_up():
             bar.update()

@@ -7,6 +7,7 @@ nothing either; the scheduler's output says what runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -124,6 +125,15 @@ class ModelRunner:
         """Steps with prompts to run once before any request comes."""
         table = self.table
         return prompt_steps(table.num_rows, self._max_num_batched_tokens, table.max_model_len, len(table.block_table))
+
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """Steps inside are no requests', and the connector hears of none of them: it would look for its own words."""
+        connector, self._connector = self._connector, NoConnector()
+        try:
+            yield
+        finally:
+            self._connector = connector
 
     def compile_ahead(self) -> None:
         """Compiles together what first steps need, where the backend does that."""

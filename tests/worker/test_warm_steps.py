@@ -47,3 +47,23 @@ def test_requests_behind_them_get_the_tokens_of_a_fresh_engine(tmp_path, monkeyp
     monkeypatch.setattr("framework.engine.build.warm_up", warm)
     assert served() == expected
     assert [len(output.sampled) for output in ran] == [1, 2, 1]
+
+
+def test_connectors_hear_of_none_of_them(tmp_path, monkeypatch):
+    class Refuses:
+        def __getattr__(self, name):
+            raise AssertionError(f"{name} is asked for")
+
+    def warm(runner):
+        former, runner._connector = runner._connector, Refuses()
+        with runner.unheard():
+            for step in runner.prompt_steps():
+                runner.execute(step).result()
+        assert isinstance(runner._connector, Refuses)
+        runner._connector = former
+        return {}
+
+    folder = save_crafted(tmp_path / "plain", torch.zeros(8, 8))
+    monkeypatch.setattr("framework.engine.build.warm_up", warm)
+    with LLM(folder, overrides=["engine.dtype=float32", "engine.max_model_len=64"]) as llm:
+        assert len(llm.generate([[3]], SamplingParams(max_tokens=2), use_tqdm=False)) == 1
