@@ -131,8 +131,9 @@ def test_every_bucket_gives_what_steps_of_their_own_shape_give(folder: Path) -> 
 
 
 def test_logits_in_bfloat16_are_near_those_of_transformers(folder: Path) -> None:
-    """Of the same device and dtype, for prompts and for tokens computed one by one: of all logits that are told, 3 % of
-    their spread away (root mean square), 10 % at most, and no further from those of float32 than transformers' are."""
+    """Of the same device and dtype, for prompts and for tokens computed one by one: all logits that are told are no
+    further from those of float32 than transformers' are (root mean square, a tenth for chance), and 5 % of the logits'
+    spread away from them, 25 % at most: about as far as two roundings of one model are from one another."""
     from transformers import AutoModelForCausalLM
 
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False, logprobs=20)
@@ -158,7 +159,7 @@ def test_logits_in_bfloat16_are_near_those_of_transformers(folder: Path) -> None
     (near, _), (exact, spread) = computed(torch.bfloat16), computed(torch.float32)
     far, theirs, ours = ((x - y) / spread for x, y in ((told, near), (near, exact), (told, exact)))
     figures = {"rms": rms(far), "most": float(far.abs().max()), "theirs": rms(theirs), "ours": rms(ours)}
-    assert figures["rms"] < 0.03 and figures["most"] < 0.1 and rms(ours) < 1.25 * rms(theirs), figures
+    assert figures["rms"] < 0.05 and figures["most"] < 0.25 and rms(ours) < 1.1 * rms(theirs), figures
 
 
 def rms(x: torch.Tensor) -> float:
