@@ -242,6 +242,9 @@ class InputBatch:
     seq_lens_max_np [R] int32 (upper bound; exact when no step is in flight).
     goes_on: as in `SchedulerOutput`; what an owner worked out for the last step may be moved on instead of made anew.
     grammar_rows: as in `SchedulerOutput`, on the host.
+    ragged: the batch of a step that is compiled once for any split of at most T tokens over at most R rows. The tensors
+    tell which it is. Rows of NULL_ROW without tokens stand last, and tokens behind the last row's are padding. Host
+    twins are bounds: num_scheduled_tokens_np is 0, seq_lens_max_np the longest that any row may get.
     """
 
     input_ids: Tensor
@@ -260,6 +263,7 @@ class InputBatch:
     seq_lens_max_np: NDArray[np.int32]
     goes_on: bool = False
     grammar_rows: GrammarRows | None = None
+    ragged: bool = False
 
 
 @dataclass(slots=True)

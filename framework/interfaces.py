@@ -185,6 +185,7 @@ class StepOps(Protocol):
     """The step's array functions; the torch reference and the exact meaning are in `framework.step_ops`.
 
     receive(told, ring, turn, num_rows)  optional: the beginning of padded steps, which reads host memory on the device
+    prepare_ragged(buffers, table, num_rows, num_tokens, num_logits)  needed of a backend whose buckets hold prompts
     """
 
     def apply_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None: ...
@@ -198,7 +199,11 @@ class StepOps(Protocol):
 
 @dataclass(frozen=True)
 class Bucket:
-    """A padded step shape that a backend compiles or captures once."""
+    """A padded step shape that a backend compiles or captures once.
+
+    query_len  1 for steps of decodes, and the most tokens of a row for steps with prompts, of which the forward pass
+               alone is compiled
+    """
 
     tokens: int
     requests: int
@@ -328,7 +333,11 @@ class StepFuture(Protocol):
 
 @dataclass(frozen=True)
 class AttentionCaps:
-    """What an attention plugin can serve; a choice outside of it is refused at start-up, naming both sides."""
+    """What an attention plugin can serve; a choice outside of it is refused at start-up, naming both sides.
+
+    graph  which plans can be recorded and run again: those of padded steps of decodes ("decode"), and with "always"
+           those of a batch that is `ragged` as well
+    """
 
     block_sizes: tuple[int, ...] = (16,)  # the first is the default
     any_block_size: bool = False
@@ -408,6 +417,14 @@ class AttentionBackend(Protocol):
 
     def release(self, req_idx: int) -> None: ...
     def plan(self, batch: InputBatch, group: int) -> AttentionPlan: ...
+
+
+@runtime_checkable
+class PrefersOwnShape(Protocol):
+    """Of an attention backend with caps.graph "always" that serves some steps with prompts better piece by piece."""
+
+    def prefers_own_shape(self, num_scheduled: NDArray[np.int32], max_lens: NDArray[np.int32]) -> bool:
+        """Of a step: tokens of each row, and upper bounds of the rows' lengths behind it, both [R]."""
 
 
 # ---------------------------------------------------------------------------------------- models and loaders

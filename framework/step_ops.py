@@ -124,6 +124,28 @@ def _prepare_logits(b: StepBuffers, table: TableViews, num_logits: int) -> None:
     torch.take(table.seed.dev, req_idx, out=b.seeds[:num_logits])
 
 
+def prepare_ragged(buffers: StepBuffers, table: TableViews, num_rows: int, num_tokens: int, num_logits: int) -> None:
+    """As `prepare` for a step that is padded to as many rows, tokens and logits rows. Rows of NULL_ROW without tokens
+    stand behind those that run: their length is 0. A token behind the last row's is padding: token i of it has position
+    0 and writes slot i mod block_size of the null block. What logits rows of padding get is not read.
+    """
+    b = buffers
+    rows, starts, token = b.rows[:num_rows], b.query_start_loc[: num_rows + 1], b.arange[:num_tokens]
+    computed = table.num_computed_tokens.dev[rows].long().masked_fill_(rows == NULL_ROW, 0)
+    b.seq_lens[:num_rows] = computed + b.num_scheduled[:num_rows]
+    is_padding = token >= starts[num_rows]
+    batch_row = torch.searchsorted(starts[:num_rows], token, right=True) - 1
+    token_rows = rows[batch_row].masked_fill(is_padding, NULL_ROW)
+    positions = ((computed - starts[:num_rows])[batch_row] + token).masked_fill_(is_padding, 0)
+    b.positions[:num_tokens] = positions
+    b.input_ids[:num_tokens] = table.token_ids[token_rows, positions]
+    for blocks, slots, size in zip(table.block_table, b.slot_mapping, b.block_sizes, strict=True):
+        offset = torch.where(is_padding, token, positions) % size
+        slots[:num_tokens] = blocks[token_rows, positions // size].long() * size + offset
+    _prepare_logits(b, table, num_logits)
+    b.logits_indices[:num_logits].clamp_(min=0)
+
+
 def prepare_decodes(buffers: StepBuffers, table: TableViews, num_rows: int) -> None:
     """As `prepare` for a step in which each of num_rows rows computes and draws one token, after the block that it
     enters is in its block table. A row of NULL_ROW is padding: length and position 0, and row i of it writes slot i mod

@@ -55,10 +55,10 @@ def warm_up(runner: ModelRunner) -> dict[str, float]:
     runner.compile_ahead()
     total, is_shown = len(prompts) + runner.num_padded, sys.stderr.isatty()
     with tqdm(total=total, desc="capturing", unit="step", disable=not is_shown, leave=False) as bar:
+        for _ in runner.warm_up():
+            bar.update()
         for scheduled in prompts:
             with runner.unheard():
                 runner.execute(scheduled).result()
-            bar.update()
-        for _ in runner.warm_up():
             bar.update()
     return {"capture": perf_counter() - start}

@@ -20,7 +20,7 @@ from framework.worker.turns import Turns
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from framework.interfaces import Backend, KVGroup
+    from framework.interfaces import Backend, Bucket, KVGroup
     from framework.step_ops import TableViews
 
 
@@ -36,7 +36,7 @@ class InputBuffers:
         self._head = (1 + len(groups)) * max_rows  # what a padded step of decodes is told
         self._turns = Turns(backend, len(groups), max_rows, max_in_flight)
         self._turn = torch.zeros(1, dtype=torch.int64, device=device)
-        self._receive = getattr(ops, "receive", None)
+        self._receive, self._prepare_padded = getattr(ops, "receive", None), getattr(ops, "prepare_ragged", None)
         self._host = np.zeros(self._head + 3 * max_rows + 1, np.int64)
         # On a host device this is the same memory: the one copy a step costs nothing there.
         packed = torch.from_numpy(self._host).to(device)
@@ -72,10 +72,12 @@ class InputBuffers:
         self._no_drafts = ints(r).view(r, 1)[:, :0]
         self._views = self._view(r, max_tokens, r)
 
-    def prepare(self, scheduled: SchedulerOutput, table: TableViews, *, goes_on: bool) -> InputBatch:
+    def prepare(
+        self, scheduled: SchedulerOutput, table: TableViews, *, goes_on: bool, bucket: Bucket | None = None
+    ) -> InputBatch:
         """The step's batch. T = scheduled tokens, R = rows, L = rows that sample; R must be at least 1.
 
-        goes_on: as in `SchedulerOutput`, and the last step was prepared here.
+        goes_on: as in `SchedulerOutput`, and the last step was prepared here. bucket: what the device is prepared for.
         """
         rows, num_scheduled = scheduled.rows, scheduled.num_scheduled_tokens
         if goes_on:
@@ -84,8 +86,11 @@ class InputBuffers:
         else:
             logits_rows = scheduled.samples.nonzero()[0].astype(np.int32)
             r, n = len(rows), len(logits_rows)
-            tokens = self._send(rows, num_scheduled, logits_rows)
-        self._ops.prepare(self.buffers, table, r, tokens, n, goes_on)
+            tokens = self._send(rows, num_scheduled, logits_rows, bucket)
+        if bucket is None:
+            self._ops.prepare(self.buffers, table, r, tokens, n, goes_on)
+        else:
+            self._prepare_ragged(table, bucket)
         if self._views.shape != (r, tokens, n):
             self._views = self._view(r, tokens, n)
         return InputBatch(
@@ -97,6 +102,29 @@ class InputBuffers:
             seq_lens_max_np=scheduled.num_computed_tokens + num_scheduled,
             goes_on=goes_on,
             grammar_rows=scheduled.grammar_rows,
+        )
+
+    def prepare_nothing(self, table: TableViews, bucket: Bucket) -> None:
+        """A step of the bucket that is padding as a whole."""
+        nothing = self._every_row[:0]
+        self._send(nothing, nothing, nothing, bucket)
+        self._prepare_ragged(table, bucket)
+
+    def _prepare_ragged(self, table: TableViews, bucket: Bucket) -> None:
+        assert self._prepare_padded is not None, "a backend with buckets of prompts has no prepare_ragged"
+        self._prepare_padded(self.buffers, table, bucket.requests, bucket.tokens, bucket.logits_rows)
+
+    def ragged_batch(self, bucket: Bucket, table: TableViews, max_seq_len: int) -> InputBatch:
+        """The batch of every step of the bucket: fixed memory, and host twins that are bounds."""
+        r, n = bucket.requests, bucket.logits_rows
+        return InputBatch(
+            **self._view(r, bucket.tokens, n).batch,
+            block_table=table.block_table,
+            rows_np=np.full(r, NULL_ROW, np.int32),
+            num_scheduled_tokens_np=np.zeros(r, np.int32),
+            logits_rows_np=self._every_row[:n],
+            seq_lens_max_np=np.full(r, max_seq_len, np.int32),
+            ragged=True,
         )
 
     def send_decodes(self, rows: NDArray[np.int32], new_blocks: Sequence[NDArray[np.int32]]) -> None:
@@ -162,8 +190,14 @@ class InputBuffers:
             return AllowedTokens(None, bits)
         return AllowedTokens(sent(masks.logits_rows.astype(np.int64), device), bits)
 
-    def _send(self, rows: NDArray[np.int32], num_scheduled: NDArray[np.int32], logits_rows: NDArray[np.int32]) -> int:
-        """Packs what the host decided and copies it to the device; returns the number of tokens."""
+    def _send(
+        self,
+        rows: NDArray[np.int32],
+        num_scheduled: NDArray[np.int32],
+        logits_rows: NDArray[np.int32],
+        bucket: Bucket | None,
+    ) -> int:
+        """Packs what the host decided, padded to a bucket, and copies it to the device. Gives the number of tokens."""
         m, r, host = self._max_rows, len(rows), self._host
         host[:r] = rows
         head = self._head
@@ -171,13 +205,23 @@ class InputBuffers:
         host[head + m : head + m + len(logits_rows)] = logits_rows
         tokens = sum(num_scheduled.tolist())
         starts = host[head + 2 * m : head + 2 * m + r + 1]
-        if tokens == r:
+        if tokens == r and bucket is None:
             starts[:] = self._one_each[: r + 1]
         else:
             host[head : head + r].cumsum(out=starts[1:])  # behind the 0 that stands there for good
+        if bucket is not None:
+            self._pad(bucket, r, len(logits_rows), tokens)
         if not self._is_shared:
             self._packed.copy_(torch.from_numpy(host), non_blocking=True)
         return tokens
+
+    def _pad(self, bucket: Bucket, r: int, n: int, tokens: int) -> None:
+        """Says of rows behind r that they are nobody's and have no tokens; logits rows behind n are the last row's."""
+        host, head, m = self._host, self._head, self._max_rows
+        host[r : bucket.requests] = NULL_ROW
+        host[head + r : head + bucket.requests] = 0
+        host[head + m + n : head + m + bucket.logits_rows] = bucket.requests - 1
+        host[head + 2 * m + r + 1 : head + 2 * m + bucket.requests + 1] = tokens
 
     def _view(self, r: int, tokens: int, n: int) -> _Views:
         b = self.buffers

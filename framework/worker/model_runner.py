@@ -18,12 +18,13 @@ import torch
 
 from framework.batch import NULL_BLOCK, InputBatch, NewRequest, SchedulerOutput, StepOutput, Transfers
 from framework.errors import NotBuiltError
-from framework.interfaces import CompilesAhead, ForwardContext
+from framework.interfaces import CompilesAhead, ForwardContext, PrefersOwnShape
 from framework.nulls import NoConnector
 from framework.worker.host_blocks import HostBlocks
 from framework.worker.input_batch import InputBuffers
 from framework.worker.layerwise import LayerwisePlan
 from framework.worker.padded import Executable, PaddedSteps, entered_blocks
+from framework.worker.ragged import Forward, RaggedSteps
 from framework.worker.step_clock import StepClock
 from framework.worker.warm_steps import prompt_steps
 
@@ -110,8 +111,12 @@ class ModelRunner:
         self._inference_mode = torch.inference_mode()  # one object for all steps: making it costs as much as entering
         self._prompts = pipeline.prompt_logprobs(model.compute_logits)
         self._executable = backend.compile(self._device_step, None)
-        is_padded = all(one.caps.graph != "never" for _, one in self._attention)
-        self._padded = PaddedSteps(buckets if is_padded else [], pipeline.captured, self._compile)
+        kinds = {one.caps.graph for _, one in self._attention}
+        decodes = [] if "never" in kinds else [bucket for bucket in buckets if bucket.query_len == 1]
+        prompts = [b for b in buckets if b.query_len > 1 and b.tokens <= max_num_batched_tokens]
+        prompts = prompts if kinds == {"always"} else []
+        self._padded = PaddedSteps(decodes, pipeline.captured, self._compile)
+        self._ragged = RaggedSteps(prompts, self._compile_ragged)
         self._block_sizes = [group.block_size for group in groups]
         self._stay = [np.full(table.num_rows, NULL_BLOCK, np.int32) for _ in groups]
         self._last_padded: _Padded | None = None  # the last step, if it was one
@@ -119,7 +124,7 @@ class ModelRunner:
     @property
     def num_padded(self) -> int:
         """How many padded steps `warm_up` makes."""
-        return self._padded.num_buckets
+        return self._padded.num_buckets + len(self._ragged.at_start)
 
     def prompt_steps(self) -> Iterator[SchedulerOutput]:
         """Steps with prompts to run once before any request comes."""
@@ -149,6 +154,9 @@ class ModelRunner:
                 yield partial(self._sample_anything, batch, variant)
         for scheduled in self._prompts_near_and_far():
             yield partial(self._whole_step, self._inputs.prepare(scheduled, self.table.views, goes_on=False))
+        views, max_len = self.table.views, self.table.max_model_len
+        for bucket in backend.telling(self._ragged.at_start):
+            yield partial(self._ragged_forward, self._inputs.ragged_batch(bucket, views, max_len))
         for batch in batches:
             yield partial(self._padded_step, batch, self._padded.plain)
 
@@ -172,6 +180,10 @@ class ModelRunner:
 
     def warm_up(self) -> Iterator[Bucket]:
         """Makes the padded steps that any request needs; yields each bucket when it is done."""
+        for bucket in self._ragged.at_start:
+            with self._inference_mode:
+                self._ragged.forward(bucket)
+            yield bucket
         for bucket in self._padded.largest_first:
             with self._inference_mode:
                 self._padded.warm_up(bucket)
@@ -205,6 +217,9 @@ class ModelRunner:
         if bucket is not None:
             return self._execute_padded(scheduled, bucket, entered or self._stay, clock)
         goes_on, self._last_padded = scheduled.goes_on and self._last_padded is None, None
+        ragged = None if spans else self._ragged_bucket(scheduled)
+        if ragged is not None:
+            return self._execute_ragged(scheduled, ragged, clock)
         batch = self._inputs.prepare(scheduled, self.table.views, goes_on=goes_on)
         clock.mark("prepare", then="plan")
         ctx = ForwardContext(self._plans(scheduled, batch), wanted=self._wanted(batch, spans))
@@ -344,6 +359,52 @@ class ModelRunner:
             result = result.of_rows(scheduled.rows, wanting)
         return self._collect(scheduled, self._every_row[: scheduled.num_rows], (), clock, (result, []))
 
+    # --------------------------------------------------------------------------------- steps with prompts, padded
+
+    def _ragged_bucket(self, scheduled: SchedulerOutput) -> Bucket | None:
+        """The padded shape of a step with prompts whose forward pass is compiled; None where it runs in its own."""
+        if scheduled.only_decodes or (self._connector.layerwise and scheduled.connector_meta is not None):
+            return None
+        bucket = self._ragged.bucket(scheduled.num_tokens, scheduled.num_rows)
+        if bucket is not None and self._prefers_own_shape(scheduled):
+            return None
+        return bucket
+
+    def _execute_ragged(self, scheduled: SchedulerOutput, bucket: Bucket, clock: StepClock) -> StepFuture:
+        forward = self._ragged.forward(bucket)  # which may have to be made, in the buffers of the step
+        batch = self._inputs.prepare(scheduled, self.table.views, goes_on=False, bucket=bucket)
+        clock.mark("prepare", then="forward")
+        collect = partial(self._collect, scheduled, batch.logits_rows_np, (), clock)
+        return self.backend.submit(self._ragged_step, (forward, batch, clock), partial(_arrived, clock, collect))
+
+    def _prefers_own_shape(self, scheduled: SchedulerOutput) -> bool:
+        counts = scheduled.num_scheduled_tokens
+        ends = scheduled.num_computed_tokens + counts
+        picky = [one for _, one in self._attention if isinstance(one, PrefersOwnShape)]
+        return any(one.prefers_own_shape(counts, ends) for one in picky)
+
+    def _compile_ragged(self, bucket: Bucket) -> Forward:
+        """The forward pass of a bucket. All of its tokens are padding while it is made."""
+        views = self.table.views
+        self._inputs.prepare_nothing(views, bucket)
+        batch = self._inputs.ragged_batch(bucket, views, self.table.max_model_len)
+        forward = partial(self._ragged_forward, batch)
+        return Forward(forward, lambda step: self.backend.compile(step, bucket))
+
+    def _ragged_forward(self, batch: InputBatch) -> torch.Tensor:
+        """Hidden states [L, H] of the rows that sample, from the step's tensors alone."""
+        plans = {name: a.plan(batch, i) for i, (name, a) in enumerate(self._attention)}
+        is_some = len(batch.logits_indices) != len(batch.positions)
+        ctx = ForwardContext(plans, wanted=batch.logits_indices if is_some else None)
+        hidden = self.model.forward(self.model.embed(batch.input_ids), batch.positions, ctx).hidden
+        return self._of_rows(hidden, batch)
+
+    def _ragged_step(self, forward: Forward, batch: InputBatch, clock: StepClock) -> Computed:
+        """What is behind the forward pass, in the step's own shape."""
+        hidden, count = forward(), len(batch.logits_rows_np)
+        logits = self.model.compute_logits(hidden[:count]) if count else None
+        return self._behind_forward(logits, batch, clock), []
+
     # ------------------------------------------------------------------------------------- steps of their own shape
 
     def _plans(self, scheduled: SchedulerOutput, batch: InputBatch) -> dict[str, AttentionPlan]:
@@ -368,21 +429,28 @@ class ModelRunner:
         hidden = self.model.forward(self.model.embed(batch.input_ids), batch.positions, ctx).hidden
         logits = self._logits(hidden, batch)
         prompts = self._prompts.compute(hidden, spans) if spans else []
+        return self._behind_forward(logits, batch, clock), prompts
+
+    def _behind_forward(self, logits: torch.Tensor | None, batch: InputBatch, clock: StepClock) -> SampleResult | None:
+        """Samples and commits; None when no row samples."""
         clock.mark("forward", then="sample")
         result = None if logits is None else self._sample(logits, batch)
         clock.mark("sample", then="post")
         ids = self._no_ids if result is None else result.ids
         self._post_update(len(batch.rows_np), len(batch.logits_rows_np), ids)
         clock.mark("post")
-        return result, prompts
+        return result
 
     def _logits(self, hidden: torch.Tensor, batch: InputBatch) -> torch.Tensor | None:
         """Logits [L, V] of the rows that sample, None when no row does."""
         if not len(batch.logits_rows_np):
             return None
-        if len(hidden) == batch.positions.shape[0]:  # of all tokens
-            hidden = hidden.index_select(0, batch.logits_indices)
-        return self.model.compute_logits(hidden)
+        return self.model.compute_logits(self._of_rows(hidden, batch))
+
+    def _of_rows(self, hidden: torch.Tensor, batch: InputBatch) -> torch.Tensor:
+        """Hidden states [L, H] of the rows that sample, of a model that may have computed no others."""
+        is_whole = len(hidden) == batch.positions.shape[0]
+        return hidden.index_select(0, batch.logits_indices) if is_whole else hidden
 
     def _sample(self, logits: torch.Tensor, batch: InputBatch) -> SampleResult:
         rows = self._inputs.logits_view(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -128,6 +129,17 @@ def test_buckets_that_tell_all_kernels_are_the_last_below_each_border(rows: tupl
     wanted = {max((n for n in rows if n <= border), default=None) for border in (1, 16, 31, 32, 64, 128, 512)}
     assert {bucket.requests for bucket in told} == wanted - {None}
     assert len(told) <= 7
+
+
+def test_steps_with_prompts_grow_by_64_tokens_and_by_an_eighth_at_most() -> None:
+    backend = SimpleNamespace(_captures=True)
+    buckets = [one for one in CudaBackend.buckets(backend, 256, 8192) if one.query_len > 1]  # type: ignore[arg-type]
+    tokens = [one.tokens for one in buckets]
+    assert tokens[:16] == list(range(64, 1025, 64)) and tokens[-1] == 8192 and len(tokens) == 40
+    assert all(y - x <= max(64, x / 8) for x, y in itertools.pairwise(tokens))
+    assert {(one.requests, one.logits_rows) for one in buckets} == {(256, n) for n in (64, 128, 192, 256)}
+    few = [one.tokens for one in CudaBackend.buckets(backend, 4, 100) if one.query_len > 1]  # type: ignore[arg-type]
+    assert few == [64, 100]
 
 
 @pytest.mark.cuda

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from framework import SamplingParams, step_ops
 from framework.batch import BlockDelta, NewRequest, SchedulerOutput
-from framework.interfaces import BackendContext, KVGroup
+from framework.interfaces import BackendContext, Bucket, KVGroup
 from framework.worker.input_batch import InputBuffers
 from framework.worker.request_table import RequestTable
 from framework_backends.cpu import CpuBackend
@@ -48,12 +48,17 @@ def build(case: list[tuple[int, int, bool]], order: list[int]) -> tuple[RequestT
     return table, InputBuffers(ROWS, TOKENS + 64, GROUPS, CpuBackend({}, BackendContext()), 1), output
 
 
-@settings(max_examples=60, deadline=None)
-@given(case=spans, data=st.data())
-def test_prepare_and_post_update_equal_a_plain_loop(case: list[tuple[int, int, bool]], data: st.DataObject) -> None:
+@settings(max_examples=120, deadline=None)
+@given(case=spans, padding=st.none() | st.integers(0, 30), data=st.data())
+def test_prepare_and_post_update_equal_a_plain_loop(
+    case: list[tuple[int, int, bool]], padding: int | None, data: st.DataObject
+) -> None:
+    """Also where the step is padded: by so many tokens, to all rows."""
     order = data.draw(st.permutations(range(1, ROWS)))[: len(case)]
     table, inputs, output = build(case, order)
-    batch = inputs.prepare(output, table.views, goes_on=False)
+    tokens = sum(scheduled for scheduled, _, _ in case)
+    bucket = None if padding is None else Bucket(tokens + padding, ROWS - 1, ROWS - 1, tokens)
+    batch = inputs.prepare(output, table.views, goes_on=False, bucket=bucket)
     rows = inputs.logits_view(batch)
     ids, positions, slots, last, draws = [], [], [], [], []
     for row, (scheduled, computed, samples) in zip(order, case, strict=True):
@@ -72,6 +77,16 @@ def test_prepare_and_post_update_equal_a_plain_loop(case: list[tuple[int, int, b
     assert batch.logits_indices.tolist() == last
     assert list(zip(rows.req_idx.tolist(), rows.position.tolist(), strict=True)) == draws
     assert rows.seed.tolist() == rows.req_idx.tolist() == rows.req_idx_np.tolist()
+
+    if bucket is not None:
+        padded = inputs.ragged_batch(bucket, table.views, MAX_LEN)
+        num_padded = ROWS - 1 - len(case)
+        assert padded.query_start_loc.tolist() == batch.query_start_loc.tolist() + [tokens] * num_padded
+        assert padded.seq_lens.tolist()[len(case) :] == padded.idx_mapping.tolist()[len(case) :] == [0] * num_padded
+        assert padded.positions.tolist() == positions + [0] * (bucket.tokens - tokens)
+        assert padded.slot_mapping[0].tolist() == slots + [i % BLOCK for i in range(tokens, bucket.tokens)]
+        assert padded.logits_indices.tolist()[: len(last)] == last
+        assert 0 <= min(padded.logits_indices.tolist()) <= max(padded.logits_indices.tolist()) < tokens
 
     step_ops.post_update(inputs.buffers, table.views, len(case), len(draws), torch.arange(len(draws)) + 7)
     computed_now = table.views.num_computed_tokens.dev

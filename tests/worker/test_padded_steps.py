@@ -18,13 +18,15 @@ from torch import Tensor
 
 from framework import LLM, SamplingParams
 from framework.batch import BlockDelta, InputBatch, SchedulerOutput
+from framework.engine import build
 from framework.interfaces import Bucket
 from framework.testing.crafted import save_crafted
 from framework.worker.padded import PaddedSteps, entered_blocks
+from framework.worker.ragged import Forward, RaggedSteps
 from framework_attention.cpu import CpuAttention
 
 VOCAB = 40
-SIZES = (1, 2, 4)
+SIZES, RAGGED = (1, 2, 4), (4, 16, 40)
 WORDS = (
     "engine.dtype=float32", "engine.max_model_len=64", "scheduler.max_num_seqs=5", "kv_cache.block_size=4",
     "engine.seed=3",
@@ -82,21 +84,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_crafted(tmp_path_factory.mktemp("padded") / "model", table)
 
 
-@pytest.fixture
-def padded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+@pytest.fixture(params=["decodes", "prompts too"])
+def padded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Rows of the buckets whose executables were made. An empty list afterwards means that nothing was padded."""
     made: list[int] = []
 
     def compile_(self: Any, step: Any, bucket: Bucket | None) -> Any:
         if bucket is not None:
-            made.append(bucket.requests)
+            if bucket.query_len == 1:
+                made.append(bucket.requests)
             step()
         return step
 
     buckets = [Bucket(n, n, n, 1) for n in SIZES]
+    has_prompts = request.param == "prompts too"
+    if has_prompts:
+        buckets += [Bucket(n, 5, min(n, 5), n) for n in RAGGED]
     monkeypatch.setattr("framework_backends.cpu.CpuBackend.buckets", lambda *_: buckets)
     monkeypatch.setattr("framework_backends.cpu.CpuBackend.compile", compile_)
-    monkeypatch.setattr(CpuAttention, "caps", replace(CpuAttention.caps, graph="decode"))
+    graph = "always" if has_prompts else "decode"
+    monkeypatch.setattr(CpuAttention, "caps", replace(CpuAttention.caps, graph=graph))
     yield made
 
 
@@ -229,3 +236,59 @@ def test_steps_of_an_attention_that_cannot_be_captured_keep_their_own_shape(
     outputs(folder, [{}])
     assert padded == []
     assert "attention=cpu cannot be captured: every step is launched piece by piece" in caplog.text
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens of the bucket of every step with prompts that ran padded, since the start of an engine."""
+    found: list[int] = []
+    forward, warm_up = RaggedSteps.forward, build.warm_up
+
+    def warm(runner: Any) -> dict[str, float]:
+        found.clear()
+        seconds = warm_up(runner)
+        assert found[:2] in ([], [max(size for size in RAGGED if size <= runner._max_num_batched_tokens), 4])
+        found.clear()
+        return seconds
+
+    monkeypatch.setattr(build, "warm_up", warm)
+    monkeypatch.setattr("framework.worker.ragged.AT_START", 4)  # 16 is made within a step
+
+    def noted(self: RaggedSteps, bucket: Bucket) -> Forward:
+        found.append(bucket.tokens)
+        return forward(self, bucket)
+
+    monkeypatch.setattr(RaggedSteps, "forward", noted)
+    return found
+
+
+@pytest.mark.parametrize("padded", ["prompts too"], indirect=True)
+def test_steps_with_prompts_run_in_the_smallest_bucket_that_holds_them(
+    folder: Path, plain: Any, padded: list[int], ran: list[int]
+) -> None:
+    limits = {4: {4}, 17: {16}, 2048: {16, 40}}
+    requests = [WANTS["temperature"], WANTS["logprobs"], WANTS["greedy"], WANTS["thresholds"]]
+    for tokens, sizes in limits.items():
+        words = f"scheduler.max_num_batched_tokens={tokens}"
+        found = outputs(folder, requests, words)
+        assert set(ran) == sizes
+        assert_same(found, plain(requests, words))
+
+
+@pytest.mark.parametrize("padded", ["prompts too"], indirect=True)
+def test_steps_that_need_more_than_the_rows_that_sample_keep_their_own_shape(
+    folder: Path, plain: Any, padded: list[int], ran: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs(folder, [WANTS["prompt_logprobs"]])
+    assert ran == []
+    monkeypatch.setattr(CpuAttention, "prefers_own_shape", lambda self, counts, ends: max(counts) > 2, raising=False)
+    outputs(folder, [WANTS["greedy"]] * 3)
+    assert ran == []
+
+
+def test_a_bucket_holds_a_step_by_tokens_and_rows() -> None:
+    buckets = [Bucket(n, 4, 4, n) for n in (32, 8, 4, 16)]
+    steps = RaggedSteps(buckets, lambda bucket: pytest.fail("made"))
+    assert [one.tokens for one in steps.at_start] == [32, 16, 8]  # of 4 tokens and rows, nobody could tell
+    found = [steps.bucket(*size) for size in ((1, 1), (8, 4), (9, 1), (33, 1), (8, 5))]
+    assert [one and one.tokens for one in found] == [8, 8, 16, None, None]

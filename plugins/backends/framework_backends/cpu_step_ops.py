@@ -58,6 +58,13 @@ class CpuStepOps:
         self._memory = None
         step_ops.prepare_decodes(buffers, table, num_rows)
 
+    def prepare_ragged(
+        self, buffers: StepBuffers, table: TableViews, num_rows: int, num_tokens: int, num_logits: int
+    ) -> None:
+        """As `prepare_decodes`."""
+        self._memory = None
+        step_ops.prepare_ragged(buffers, table, num_rows, num_tokens, num_logits)
+
     def post_update(
         self, buffers: StepBuffers, table: TableViews, num_rows: int, num_logits: int, sampled: Tensor
     ) -> None:

@@ -45,6 +45,10 @@ _BORDERS = (1, 16, 31, 32, 64, 128, _MAX_GRAPH_ROWS)
 is compiled where it first runs."""
 
 
+_PROMPT_STEP = 64
+"""Tokens by which the padded steps with prompts grow at least; from 1024 on by an eighth to a sixteenth."""
+
+
 class CudaBackend(MovesBlocks):
     """`interfaces.Backend` of one CUDA device. Takes no options; CUDA_VISIBLE_DEVICES says which device it is.
 
@@ -79,12 +83,11 @@ class CudaBackend(MovesBlocks):
 
     def explain(self) -> dict[str, tuple[Any, str]]:
         """What `auto` and null mean on this machine."""
-        name, rows = torch.cuda.get_device_name(self.device), self.buckets(_MAX_GRAPH_ROWS, self.max_num_batched_tokens)
-        largest = rows[-1].requests if rows else None
+        name, most = torch.cuda.get_device_name(self.device), _MAX_GRAPH_ROWS if self._captures else None
         return {
             "engine.dtype": (str(self.dtype).removeprefix("torch."), f"{name} multiplies it natively"),
             "device": (name, "the first of CUDA_VISIBLE_DEVICES"),
-            "padded steps": (largest, "rows of the largest captured step of decodes" if rows else "engine.graphs=off"),
+            "padded steps": (most, "rows of the largest captured step of decodes" if most else "engine.graphs=off"),
             "kv_cache.num_blocks": (None, "from memory: kv_cache.memory_fraction of the device, 0.9 unless it is set, "
                                           "less weights and what the largest step takes"),
         }  # fmt: skip
@@ -110,22 +113,27 @@ class CudaBackend(MovesBlocks):
     # ------------------------------------------------------------------------------------------------- steps
 
     def buckets(self, max_num_seqs: int, max_num_batched_tokens: int) -> list[Bucket]:
-        """1, 2, 4 and multiples of 8 rows; none with engine.graphs=off."""
+        """Decodes of 1, 2, 4 and multiples of 8 rows, and steps with prompts; none with engine.graphs=off."""
         if not self._captures:
             return []
         most = min(max_num_seqs, max_num_batched_tokens, _MAX_GRAPH_ROWS)
         sizes = [*_SMALL, *range(_STEP, most, _STEP), most]
-        return [Bucket(n, n, n, 1) for n in sorted({size for size in sizes if size <= most})]
+        decodes = [Bucket(n, n, n, 1) for n in sorted({size for size in sizes if size <= most})]
+        return decodes + [Bucket(n, most, min(n, most), n) for n in prompt_sizes(max_num_batched_tokens)]
 
     def compile(self, step: Callable[..., Any], bucket: Bucket | None) -> Callable[..., Any]:
         """A captured graph for a bucket. Raises ConfigError for a step that cannot be captured."""
-        return step if bucket is None else self._graphs.capture(step, f"a step of {bucket.requests} rows")
+        if bucket is None:
+            return step
+        size = f"{bucket.requests} rows" if bucket.query_len == 1 else f"{bucket.tokens} tokens"
+        return self._graphs.capture(step, f"a step of {size}")
 
     def telling(self, buckets: Sequence[Bucket]) -> list[Bucket]:
-        """See `interfaces.CompilesAhead`: those at or below the borders at which another kernel is chosen."""
-        by_rows = sorted(buckets, key=lambda bucket: bucket.requests)
-        below = [[one for one in by_rows if one.requests <= border] for border in _BORDERS]
-        return list(dict.fromkeys(found[-1] for found in below if found))
+        """See `interfaces.CompilesAhead`: those at or below the borders at which another kernel is chosen, and the
+        largest."""
+        by_tokens = sorted(buckets, key=lambda bucket: bucket.tokens)
+        below = [[one for one in by_tokens if one.tokens <= border] for border in _BORDERS]
+        return list(dict.fromkeys(found[-1] for found in (*below, by_tokens) if found))
 
     def compile_ahead(self, steps: Iterable[Callable[[], Any]]) -> None:
         """See `interfaces.CompilesAhead`."""
@@ -175,6 +183,15 @@ class FailedStep:
 
     def done(self) -> bool:
         return True
+
+
+def prompt_sizes(most: int) -> list[int]:
+    """Tokens of the padded steps with prompts, up to the largest step."""
+    sizes, size = [], _PROMPT_STEP
+    while size < most:
+        sizes.append(size)
+        size += max(_PROMPT_STEP, (1 << size.bit_length()) // 16)
+    return [*sizes, most]
 
 
 def choose_dtype(word: str) -> torch.dtype:

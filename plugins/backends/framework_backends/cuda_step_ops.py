@@ -53,6 +53,13 @@ class CudaStepOps:
     def prepare_decodes(self, buffers: StepBuffers, table: TableViews, num_rows: int) -> None:
         self._of(buffers, table).prepare.decodes(num_rows)
 
+    def prepare_ragged(
+        self, buffers: StepBuffers, table: TableViews, num_rows: int, num_tokens: int, num_logits: int
+    ) -> None:
+        """num_tokens differs from num_rows: a launch for one token a row is another one."""
+        assert num_tokens != num_rows, f"{num_tokens} tokens and rows"
+        self._of(buffers, table).prepare.any_step(num_rows, num_tokens, num_logits)
+
     def post_update(
         self, buffers: StepBuffers, table: TableViews, num_rows: int, num_logits: int, sampled: Tensor
     ) -> None:
