@@ -31,8 +31,11 @@ def test_buckets_are_those_of_the_backend():
 
     backend = object.__new__(CudaBackend)
     backend._captures = BackendContext().graphs != "off"
-    sizes = [bucket.requests for bucket in backend.buckets(4096, 8192)]
-    assert sizes == [1, 2, 4, *range(8, 513, 8)]
+    buckets = backend.buckets(4096, 8192)
+    assert [one.requests for one in buckets if one.query_len == 1] == [1, 2, 4, *range(8, 513, 8)]
+    prompts = [one.tokens for one in buckets if one.query_len > 1]
+    assert prompts[:16] == list(range(64, 1025, 64)) and prompts[16] - prompts[15] == prompts[15] // 8
+    assert "by 64 tokens up to 1,024, and by an eighth at most behind that" in PAGE
     assert "1, 2, 4 and the multiples of 8, up to `scheduler.max_num_seqs` or 512" in PAGE
 
 
