@@ -33,6 +33,61 @@ def test_a_token_finds_its_row_among_as_many_as_there_are(steps, device):
     steps.assert_equal(ours[0], reference[0])
 
 
+RAGGED = {"mixed": [(1, 7, True), (13, 0, False), (20, 20, True)], "full": [(3, 7, True), (2, 0, False)] * 4}
+
+
+@pytest.mark.parametrize("name", RAGGED)
+def test_a_ragged_step_is_padded_behind_its_rows_its_tokens_and_its_logits_rows(steps, device, name):
+    """Of 8 rows, 50 tokens and 5 logits rows, in blocks of 4 and of 16. Where all 8 rows run, tokens behind the last
+    one's are padding all the same."""
+    step, num_rows, num_tokens, num_logits = RAGGED[name], 8, 50, 5
+    real, n = len(step), sum(count for count, _, _ in step)
+    buffers, table = steps.padded(steps.memory(step, [4, 16], 5), num_rows - real)
+    drawn = [row for row, (_, _, draws) in enumerate(step) if draws]
+    buffers.num_scheduled[real:num_rows] = 0
+    buffers.query_start_loc[real : num_rows + 1] = n
+    buffers.logits_rows[len(drawn) : num_logits] = num_rows - 1
+    table.token_ids[0, 0], table.num_computed_tokens.dev[0] = 17, 9  # row 0 counts for nothing, whatever it holds
+    ours, known = steps.on(device, (buffers, table))
+    CudaStepOps().prepare_ragged(ours, known, num_rows, num_tokens, num_logits)
+
+    spans = [(int(buffers.rows[i]), range(past, past + count)) for i, (count, past, _) in enumerate(step)]
+    tokens = [(row, position) for row, span in spans for position in span]
+    padding = range(n, num_tokens)
+    assert ours.positions[:num_tokens].tolist() == [p for _, p in tokens] + [0] * len(padding)
+    assert ours.input_ids[:num_tokens].tolist() == [int(table.token_ids[at]) for at in tokens] + [17] * len(padding)
+    for slots, blocks, size in zip(ours.slot_mapping, table.block_table, (4, 16), strict=True):
+        expected = [int(blocks[row, p // size]) * size + p % size for row, p in tokens]
+        assert slots[:num_tokens].tolist() == expected + [t % size for t in padding]
+        assert slots[num_tokens:].unique().tolist() == [-7]
+    lens = [count + past for count, past, _ in step] + [0] * (num_rows - real)
+    assert ours.seq_lens[:num_rows].tolist() == lens
+    logits = drawn + [num_rows - 1] * (num_logits - len(drawn))
+    ends = buffers.query_start_loc.tolist()
+    request = [int(buffers.rows[row]) for row in logits]
+    assert ours.expanded_idx_mapping[:num_logits].tolist() == request
+    assert ours.draw_positions[:num_logits].tolist() == [lens[row] for row in logits]
+    assert ours.logits_indices[:num_logits].tolist() == [ends[row + 1] - 1 for row in logits]
+    assert ours.seeds[:num_logits].tolist() == [int(table.seed.dev[row]) for row in request]
+    assert name == "full" or request[len(drawn) :] == [0] * (num_logits - len(drawn))
+
+
+@pytest.mark.parametrize("num_real", (0, 3))
+def test_a_ragged_step_is_prepared_as_the_reference_prepares_it(steps, device, num_real):
+    """Also one that nobody is in, as it is made at start-up."""
+    buffers, table = steps.padded(steps.memory(RAGGED["mixed"], [6, 4], 5), 4)
+    n = sum(count for count, _, _ in RAGGED["mixed"][:num_real])
+    buffers.rows[num_real:7], buffers.num_scheduled[num_real:7] = 0, 0
+    buffers.query_start_loc[num_real:8], buffers.logits_rows[:7] = n, torch.arange(7)
+    reference = buffers, table
+    ours = steps.on(device, reference)
+    step_ops.prepare_ragged(*reference, 7, 40, 7)
+    CudaStepOps().prepare_ragged(*ours, 7, 40, 7)
+    for mine, theirs in zip(ours, reference, strict=True):
+        steps.assert_equal(mine, theirs)
+    assert ours[0].logits_indices[:7].min() == 0
+
+
 @pytest.mark.parametrize("num_padding", (0, 4))
 @pytest.mark.parametrize("sizes", ([4], [1, 16], [6, 4, 16]), ids=str)
 def test_padded_decodes_are_prepared_as_the_reference_prepares_them(steps, device, num_padding, sizes):

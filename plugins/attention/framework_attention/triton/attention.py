@@ -3,7 +3,8 @@
 A step of decodes is one launch of `items` and one of `decode` a layer, with shapes fixed by the number of rows, so that
 it can be captured. Any other step writes its keys and values first (`write`), then attends decodes and prompts in a
 launch each; one whole prompt as long as a step may be goes through a `library`. With `batch_invariant` every query goes
-through `prompt` with tiles of one shape.
+through `prompt` with tiles of one shape. A ragged step is such another one, launched for the most that any split of its
+tokens needs, so that it can be captured as well.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import triton
+from numpy.typing import NDArray
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -42,6 +44,17 @@ _PLAIN = Turning(None, None, None, 0.0)
 _MERGED_VALUES = 8192  # float32 that a program merges at a time: 64 registers of each of 128 threads
 
 _WRITTEN_VALUES = 2048  # of keys, and as many of values, that a program of `write_kernel` moves
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a step is launched for: items and tiles, the programs that items are cut for, and keys of the longest
+    prompt, about. Of a ragged step the most that there may be."""
+
+    num_items: int
+    programs: int
+    num_tiles: int
+    num_keys: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +141,33 @@ class TritonAttention:
         group = triton.next_power_of_2(self._num_heads // self._kv_heads)
         return max(1, self.prompt(0).rows // group)
 
+    @property
+    def least(self) -> int:
+        """Fewest queries of a row that count as a prompt."""
+        return 1 if self._ctx.batch_invariant else 2
+
+    def counted(self, scheduled: NDArray[np.int32], max_lens: NDArray[np.int32]) -> Work:
+        """Of rows that compute scheduled [R] tokens and have at most max_lens [R] keys then."""
+        is_prompt = scheduled >= self.least
+        decodes = max_lens[(scheduled == 1) & ~is_prompt]
+        num_tiles = int((-(-scheduled[is_prompt] // self.tile_queries)).sum())
+        longest = int(max_lens[is_prompt].max(initial=0))
+        return Work(self.max_items(decodes), self.programs(decodes), num_tiles, longest)
+
+    def bounded(self, num_tokens: int, max_lens: NDArray[np.int32]) -> Work:
+        """Of any split of num_tokens tokens over rows of at most max_lens [R] keys: each may be a decode.
+
+        A prompt's first token brings a tile, and each tile_queries behind it another one.
+        """
+        decodes = max_lens if self.least > 1 else max_lens[:0]
+        prompts = min(len(max_lens), num_tokens // self.least)
+        num_tiles = prompts + (num_tokens - prompts) // self.tile_queries
+        return Work(self.max_items(decodes), self.programs(decodes), num_tiles, num_tokens)
+
+    def prefers_own_shape(self, num_scheduled: NDArray[np.int32], max_lens: NDArray[np.int32]) -> bool:
+        """As `PrefersOwnShape`: a whole prompt that the library serves gains more by it than by a captured step."""
+        return self.whole.serves(num_scheduled, max_lens, int(num_scheduled.sum()))
+
     def add_request(self, req_idx: int) -> None:
         """Nothing is kept a request."""
 
@@ -140,29 +180,29 @@ class TritonAttention:
 
 
 class TritonPlan:
-    """One step's attention over one KV group. `decodes` tells whether every row computes one token."""
+    """One step's attention over one KV group. `decodes` tells whether every row computes one token.
+
+    Of a ragged step the host knows no split: nothing is taken for uniform, full or whole, and work is bounded.
+    """
 
     def __init__(self, owner: TritonAttention, batch: InputBatch, group: int) -> None:
         scheduled = batch.num_scheduled_tokens_np
         self._owner, self._batch = owner, batch
         self._table, self._slots = batch.block_table[group], batch.slot_mapping[group]
         num_rows, num_tokens = len(scheduled), len(self._slots)
-        self._is_uniform = num_tokens == num_rows and bool((scheduled == 1).all())
+        max_lens = batch.seq_lens_max_np
+        is_told = not batch.ragged
+        self._is_uniform = is_told and num_tokens == num_rows and bool((scheduled == 1).all())
         self.decodes = self._is_uniform and not owner._ctx.batch_invariant
-        self._is_full = num_tokens == int(scheduled.sum())
-        least = 1 if owner._ctx.batch_invariant else 2
-        is_decode = (scheduled == 1) & (least > 1)
-        max_lens = batch.seq_lens_max_np[is_decode]
-        self._num_items, self._programs = owner.max_items(max_lens), owner.programs(max_lens)
-        self._is_whole = owner.whole.serves(scheduled, batch.seq_lens_max_np, num_tokens)
-        queries = owner.tile_queries
-        is_prompt = scheduled >= least
-        self._num_tiles = int((-(-scheduled[is_prompt] // queries)).sum())
-        self._prompt = owner.prompt(int(batch.seq_lens_max_np[is_prompt].max(initial=0)))
+        self._is_full = is_told and num_tokens == int(scheduled.sum())
+        self._is_whole = is_told and owner.whole.serves(scheduled, max_lens, num_tokens)
+        work = owner.counted(scheduled, max_lens) if is_told else owner.bounded(num_tokens, max_lens)
+        self._num_items, self._programs, self._num_tiles = work.num_items, work.programs, work.num_tiles
+        self._prompt = owner.prompt(work.num_keys)
         if self._num_items or self._num_tiles:
-            self._list_work(num_rows, least)
+            self._list_work(num_rows)
 
-    def _list_work(self, num_rows: int, least: int) -> None:
+    def _list_work(self, num_rows: int) -> None:
         owner, batch, decode = self._owner, self._batch, self._owner.decode
         device = self._slots.device
         assert self._num_items <= len(owner.arrived), f"{self._num_items} items, {len(owner.arrived)} counters"
@@ -171,9 +211,9 @@ class TritonPlan:
         starts = None if self._is_uniform else batch.query_start_loc
         items_kernel[(1,)](
             StepRows(batch.seq_lens, batch.idx_mapping, starts), num_rows, self._items, self._num_items, self._tiles,
-            self._programs, _num_multiprocessors(device), KV_HEADS=owner._kv_heads,
+            self._num_tiles, self._programs, _num_multiprocessors(device), KV_HEADS=owner._kv_heads,
             GOOD_KEYS=decode.good_keys, MIN_KEYS=decode.min_keys, TILE=decode.tile, WINDOW=owner._window or 0,
-            QUERIES=owner.tile_queries if self._num_tiles else 0, LEAST=least,
+            QUERIES=owner.tile_queries if self._num_tiles else 0, LEAST=owner.least,
             ROWS=listed_rows(num_rows if self._is_uniform else owner._ctx.max_num_seqs), BLOCK=256,
         )  # fmt: skip
         shape = (self._num_items, owner._num_heads)

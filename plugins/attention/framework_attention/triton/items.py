@@ -18,7 +18,7 @@ from torch import Tensor
 WIDTH = 8
 """int32 values of a record. Of an item: parts, part, token, table row, first key, end of keys, length, not used; parts
 = 0 marks a record that is not used. Keys are those in the cache: the token's own is not among them. Of a tile: queries,
-first token, table row, position of the first query, keys of earlier steps."""
+first token, table row, position of the first query, keys of earlier steps; queries = 0 marks one that is not used."""
 
 
 def listed_rows(num_rows: int) -> int:
@@ -37,13 +37,14 @@ class StepRows(NamedTuple):
     query_start_loc: Tensor | None
 
 
-@triton.jit(do_not_specialize=["num_rows", "max_items", "programs"])
+@triton.jit(do_not_specialize=["num_rows", "max_items", "max_tiles", "programs"])
 def items_kernel(
-    rows, num_rows, items, max_items, tiles, programs, num_sms, KV_HEADS: tl.constexpr, GOOD_KEYS: tl.constexpr,
-    MIN_KEYS: tl.constexpr, TILE: tl.constexpr,
+    rows, num_rows, items, max_items, tiles, max_tiles, programs, num_sms, KV_HEADS: tl.constexpr,
+    GOOD_KEYS: tl.constexpr, MIN_KEYS: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, QUERIES: tl.constexpr, LEAST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (1,). items [max_items, WIDTH], tiles [tiles, WIDTH] int32; of one that is not used, `parts` alone.
+    """Grid (1,). items [max_items, WIDTH], tiles [max_tiles, WIDTH] int32; of one that is not used, `parts` or
+    `queries` alone.
 
     programs  how many programs decodes are cut for at most; num_sms: and at least, with MIN_KEYS each; between the two
     no program is aimed at fewer than GOOD_KEYS
@@ -74,11 +75,18 @@ def items_kernel(
         TILE,
         WINDOW,
     )
-    for start in range(num_items, max_items, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        tl.store(items + at * 8, at * 0, mask=at < max_items)
+    _mark_unused(items, num_items, max_items, BLOCK)
     if QUERIES > 0:
-        _list_tiles(tiles, queries, token, table_row, length, QUERIES, LEAST)
+        num_tiles = _list_tiles(tiles, queries, token, table_row, length, QUERIES, LEAST)
+        _mark_unused(tiles, num_tiles, max_tiles, BLOCK)
+
+
+@triton.jit
+def _mark_unused(records, first, end, BLOCK: tl.constexpr):
+    """Records first .. end, whose first value is 0 then."""
+    for start in range(first, end, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        tl.store(records + at * 8, at * 0, mask=at < end)
 
 
 @triton.jit
@@ -120,7 +128,8 @@ def _cut_decodes(
 
 @triton.jit
 def _list_tiles(tiles, queries, token, table_row, length, QUERIES: tl.constexpr, LEAST: tl.constexpr):
-    """Writes the tiles of all prompts; those that see most keys of their prompt come first in it, to end evenly."""
+    """Writes the tiles of all prompts; those that see most keys of their prompt come first in it, to end evenly. How
+    many there are."""
     count = tl.where(queries >= LEAST, (queries + QUERIES - 1) // QUERIES, 0)
     at = tl.cumsum(count, axis=0) - count
     for i in range(tl.max(count, axis=0)):
@@ -132,3 +141,4 @@ def _list_tiles(tiles, queries, token, table_row, length, QUERIES: tl.constexpr,
         tl.store(record + 2, table_row, mask=is_tile)
         tl.store(record + 3, length - queries + start, mask=is_tile)
         tl.store(record + 4, length - queries, mask=is_tile)
+    return tl.sum(count, axis=0)

@@ -33,7 +33,10 @@ def prompt_kernel(
     """
     index, head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
     record = tiles + index * 8
-    queries, token, table_row = tl.load(record), tl.load(record + 1), tl.load(record + 2)
+    queries = tl.load(record)
+    if queries == 0:
+        return
+    token, table_row = tl.load(record + 1), tl.load(record + 2)
     first, computed = tl.load(record + 3), tl.load(record + 4)
     stored: tl.constexpr = paged.kv.dtype.element_ty
     row, d = tl.arange(0, ROWS), tl.arange(0, DIM_PAD)

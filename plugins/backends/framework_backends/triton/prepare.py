@@ -80,28 +80,35 @@ def fill_tokens(
     told, filled, table, token, num_rows, num_tokens, max_len, computed_step,
     SIZES: tl.constexpr, WIDTHS: tl.constexpr, ONE_EACH: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
+    """Ids, positions and slots of tokens. Tokens behind the last row's, and those of request 0, are padding: the first
+    id of request 0 at position 0, each in a slot of block 0."""
     is_in = token < num_tokens
     row = token
     start = token.to(tl.int64)
+    is_real = is_in
     if not ONE_EACH:
         row = rows_of(told.query_start_loc, token, num_rows, STEPS)
         start = tl.load(told.query_start_loc + row, mask=is_in, other=0)
-    request = tl.load(told.rows + row, mask=is_in, other=0)
-    position = tl.load(table.num_computed + request * computed_step, mask=is_in, other=0) + token - start
+        is_real = is_in & (token < tl.load(told.query_start_loc + row + 1, mask=is_in, other=0))
+    request = tl.load(told.rows + row, mask=is_real, other=0)
+    is_real = is_real & (request != 0)
+    computed = tl.load(table.num_computed + request * computed_step, mask=is_real, other=0)
+    position = tl.where(is_real, computed + token - start, 0)
     tl.store(filled.positions + token, position, mask=is_in)
     ids = tl.load(table.token_ids + request * max_len + position, mask=is_in, other=0)
     tl.store(filled.input_ids + token, ids, mask=is_in)
+    place = tl.where(is_real, position, token.to(tl.int64))
     for group in tl.static_range(len(SIZES)):
         at = entry_of(table.block_table[group], request, position, SIZES[group], WIDTHS[group])
-        block = tl.load(at, mask=is_in, other=0)
-        tl.store(filled.slots[group] + token, slot_of(block, position, SIZES[group]), mask=is_in)
+        block = tl.load(at, mask=is_real, other=0)
+        tl.store(filled.slots[group] + token, slot_of(block, place, SIZES[group]), mask=is_in)
 
 
 @triton.jit
 def length_of(told, table, row, is_in, computed_step):
-    """(request, readable context after this step) of batch rows, int64."""
+    """(request, readable context after this step) of batch rows, int64. Request 0 has computed nothing."""
     request = tl.load(told.rows + row, mask=is_in, other=0)
-    computed = tl.load(table.num_computed + request * computed_step, mask=is_in, other=0)
+    computed = tl.load(table.num_computed + request * computed_step, mask=is_in & (request != 0), other=0)
     return request, tl.load(told.num_scheduled + row, mask=is_in, other=0) + computed
 
 
@@ -124,7 +131,7 @@ def prepare_kernel(
     tl.store(filled.req_idx + index, request, mask=is_drawn)
     tl.store(filled.draw_positions + index, length, mask=is_drawn)
     end = tl.load(told.query_start_loc + row + 1, mask=is_drawn, other=0)
-    tl.store(filled.logits_indices + index, end - 1, mask=is_drawn)
+    tl.store(filled.logits_indices + index, tl.maximum(end - 1, 0), mask=is_drawn)
     tl.store(filled.seeds + index, tl.load(table.seed + request * seed_step, mask=is_drawn, other=0), mask=is_drawn)
 
 
@@ -174,7 +181,8 @@ class Prepare:
         self._search_steps = (len(b.rows) - 1).bit_length()
 
     def any_step(self, num_rows: int, num_tokens: int, num_logits: int) -> None:
-        """As `step_ops.prepare`."""
+        """As `step_ops.prepare`. A step that is compiled for any split has more tokens than rows: with as many of both,
+        each row has one."""
         grid = (triton.cdiv(max(num_rows, num_tokens, num_logits), BLOCK),)
         prepare_kernel[grid](
             self._told, self._filled, self._table, num_rows, num_tokens, num_logits, *self._steps,
