@@ -128,7 +128,7 @@ def test_records_of_work_that_a_split_does_not_have_are_marked(step_of, dirty_me
 def test_no_split_has_more_work_than_its_bound_and_one_has_as_many_tiles(step_of, is_invariant):
     attention = Fixed(step_of, torch.float16, is_invariant).step.attention
     rng, queries = np.random.default_rng(0), attention.tile_queries
-    for num_tokens, num_rows in ((9, 8), (40, 3), (300, 7), (1000, 64)):
+    for num_tokens, num_rows in ((9, 8), (9, 50), (40, 3), (300, 7), (1000, 64)):
         bound = attention.bounded(num_tokens, np.full(num_rows, 4096, np.int32))
         assert (bound.num_items == 0) == is_invariant
         assert bound.num_items <= len(attention.arrived)

@@ -155,11 +155,11 @@ class TritonAttention:
         return Work(self.max_items(decodes), self.programs(decodes), num_tiles, longest)
 
     def bounded(self, num_tokens: int, max_lens: NDArray[np.int32]) -> Work:
-        """Of any split of num_tokens tokens over rows of at most max_lens [R] keys: each may be a decode.
+        """Of any split of num_tokens tokens over rows of at most max_lens [R] keys, equal for all: each may be a decode.
 
         A prompt's first token brings a tile, and each tile_queries behind it another one.
         """
-        decodes = max_lens if self.least > 1 else max_lens[:0]
+        decodes = max_lens[: num_tokens if self.least > 1 else 0]
         prompts = min(len(max_lens), num_tokens // self.least)
         num_tiles = prompts + (num_tokens - prompts) // self.tile_queries
         return Work(self.max_items(decodes), self.programs(decodes), num_tiles, num_tokens)

@@ -181,8 +181,8 @@ class Prepare:
         self._search_steps = (len(b.rows) - 1).bit_length()
 
     def any_step(self, num_rows: int, num_tokens: int, num_logits: int) -> None:
-        """As `step_ops.prepare`. A step that is compiled for any split has more tokens than rows: with as many of both,
-        each row has one."""
+        """As `step_ops.prepare` and `step_ops.prepare_ragged`. With as many tokens as rows each row has one: a step for
+        any split has another number of them."""
         grid = (triton.cdiv(max(num_rows, num_tokens, num_logits), BLOCK),)
         prepare_kernel[grid](
             self._told, self._filled, self._table, num_rows, num_tokens, num_logits, *self._steps,
