@@ -155,9 +155,9 @@ class TritonAttention:
         return Work(self.max_items(decodes), self.programs(decodes), num_tiles, longest)
 
     def bounded(self, num_tokens: int, max_lens: NDArray[np.int32]) -> Work:
-        """Of any split of num_tokens tokens over rows of at most max_lens [R] keys, equal for all: each may be a decode.
+        """Of any split of num_tokens tokens over rows of at most max_lens [R] keys, equal for all.
 
-        A prompt's first token brings a tile, and each tile_queries behind it another one.
+        Each row may be a decode. A prompt's first token brings a tile, and each tile_queries behind it another one.
         """
         decodes = max_lens[: num_tokens if self.least > 1 else 0]
         prompts = min(len(max_lens), num_tokens // self.least)
