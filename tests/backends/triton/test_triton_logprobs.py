@@ -8,6 +8,7 @@ import torch
 
 from framework import SamplingParams
 from framework.sampling.logprobs import measure, to_host
+from framework_backends.triton import sampler_ops
 from framework_backends.triton.sampler_ops import TritonSamplerOps, _empty_choice, _empty_logprobs
 
 
@@ -69,3 +70,15 @@ def test_scratch_of_batches_that_grow_row_by_row_is_twice_the_largest_at_most(de
         ops.logprobs(torch.zeros(count, 130, device=device), torch.zeros(count, dtype=torch.int64, device=device), 0,
                      is_log=True)  # fmt: skip
     assert [one.num_rows for one in (*ops._outgrown, *ops._scratch.values())] == [1, 2, 4, 8, 16]
+
+
+def test_scratch_of_a_recording_that_is_never_run_serves_no_later_step(device, monkeypatch):
+    ops, ids = TritonSamplerOps(block_groups=4), torch.tensor([5, 11], device=device)
+    logits = torch.randn(2, 700, generator=torch.Generator().manual_seed(3)).to(device)
+    expected = told_of(logits, ids, 2, True)
+    with monkeypatch.context() as recording:
+        recording.setattr(sampler_ops, "is_recorded", lambda device: True)
+        recording.setattr(torch, "zeros", torch.ones)  # what should make zeros is recorded, too
+        told_of(-logits, ids, 2, True, ops)
+    told = told_of(logits, ids, 2, True, ops)
+    assert told.rank.tolist() == expected.rank.tolist() and told.top_ids.tolist() == expected.top_ids.tolist()

@@ -173,12 +173,20 @@ class TritonSamplerOps:
         assert logits.stride(1) == 1, "logits must be contiguous along the vocabulary"
         key = logits.device, logits.shape[1]
         scratch = self._scratch.get(key)
-        if scratch is None or scratch.num_rows < num_rows:
+        if scratch is not None and scratch.num_rows >= num_rows:
+            return scratch
+        # For the power of 2: batches that grow by a row at a time would leave one of each size behind.
+        made = _Scratch.of(triton.next_power_of_2(num_rows), logits, self._split)
+        if not is_recorded(logits.device):  # a recording may never run, and nothing makes its counters 0 then
             if scratch is not None:
                 self._outgrown.append(scratch)
-            # For the power of 2: batches that grow by a row at a time would leave one of each size behind.
-            scratch = self._scratch[key] = _Scratch.of(triton.next_power_of_2(num_rows), logits, self._split)
-        return scratch
+            self._scratch[key] = made
+        return made
+
+
+def is_recorded(device: torch.device) -> bool:
+    """Whether what is launched now is recorded, and not executed."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 @dataclass
