@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from time import sleep
@@ -12,13 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from framework.errors import ConfigError
 from framework.interfaces import Bucket
 from framework_backends import cuda_graphs
 from framework_backends.cuda import CudaBackend
-from framework_backends.cuda_graphs import Graphs
-from framework_backends.cuda_transfers import Transfers
+from framework_backends.cuda_graphs import Captured, Graphs
+from framework_backends.cuda_transfers import Outbox, Transfers
 
 
 class Recordings:
@@ -79,6 +81,37 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> Recordings:
 def refused(graphs: Graphs, step: Callable[[], Any]) -> None:
     with pytest.raises(ConfigError, match=r"a step of 3 rows cannot be .* \(.*operation not permitted.*graphs=off"):
         graphs.capture(step, "a step of 3 rows")
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_step_behind_one_that_was_interrupted_reads_its_own_value(
+    has_begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(sources: Sequence[Tensor], places: Sequence[int], ring: Tensor, turn: Tensor) -> None:
+        ring[int(turn), : len(sources[0])] = sources[0]
+        turn.copy_((turn + 1) % len(ring))
+
+    device, value = torch.device("cpu"), torch.zeros(16, dtype=torch.uint8)
+    monkeypatch.setitem(sys.modules, "framework_backends.triton.outbox", SimpleNamespace(write_outbox=write))
+    with torch.inference_mode():
+        outbox, interrupts = Outbox(value, device), False
+        outbox.write(value)
+        outbox.begin_anew()
+
+    def replay() -> None:
+        if has_begun or not interrupts:
+            with torch.inference_mode():
+                write(outbox.copies.sources, outbox.copies.places, outbox._ring, outbox._turn)
+        if interrupts:
+            raise KeyboardInterrupt
+
+    graph: Any = SimpleNamespace(replay=replay)
+    captured = Captured(graph, value, outbox, Transfers(device))
+    for number, interrupts in enumerate((False, False, True, False, False, False, False, False)):
+        value.fill_(number)
+        with pytest.raises(KeyboardInterrupt) if interrupts else nullcontext():
+            captured()
+            assert captured._slot is not None and captured._slot.value.tolist() == [number] * 16
 
 
 def test_recordings_behind_one_that_failed_have_a_pool_of_their_own(recordings: Recordings) -> None:

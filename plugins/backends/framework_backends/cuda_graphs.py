@@ -35,9 +35,16 @@ class Captured:
         self._copies = transfers.copies(value) if outbox is None else outbox.copies
 
     def __call__(self) -> Any:
-        self._graph.replay()
-        if self._outbox is not None:
+        if self._outbox is None:
+            self._graph.replay()
+            return self._value
+        try:
+            self._graph.replay()
             self._slot = self._outbox.next()
+        except BaseException:  # an interrupt, perhaps: whether the step runs, and takes a slot, is not known
+            with suppress(Exception):  # of the device, which may be lost
+                self._outbox.begin_anew()
+            raise
         return self._value
 
     def arriving(self) -> Arriving | Slot:

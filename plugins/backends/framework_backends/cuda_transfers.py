@@ -278,6 +278,12 @@ class Outbox:
         self._num_taken += 1
         return slot
 
+    def begin_anew(self) -> None:
+        """The next replay takes the first slot, however many there were. What steps in flight leave is not read."""
+        with torch.inference_mode():  # in which it may have been made, and a step that goes on is not
+            self._turn.zero_()
+        self._num_taken = 0
+
 
 class Transfers:
     """Results on their way from one device. Copies run in the stream of the steps, so that nothing overtakes them: on
