@@ -173,6 +173,7 @@ def test_steps_with_prompts_grow_by_64_tokens_and_by_an_eighth_at_most() -> None
     assert {(one.requests, one.logits_rows) for one in buckets} == {(256, n) for n in (64, 128, 192, 256)}
     few = [one.tokens for one in CudaBackend.buckets(backend, 4, 100) if one.query_len > 1]  # type: ignore[arg-type]
     assert few == [64, 100]
+    assert CudaBackend.buckets(backend, 4, 1) == [Bucket(1, 1, 1, 1)]  # type: ignore[arg-type]
 
 
 @pytest.mark.cuda

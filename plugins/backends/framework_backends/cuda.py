@@ -119,7 +119,7 @@ class CudaBackend(MovesBlocks):
         most = min(max_num_seqs, max_num_batched_tokens, _MAX_GRAPH_ROWS)
         sizes = [*_SMALL, *range(_STEP, most, _STEP), most]
         decodes = [Bucket(n, n, n, 1) for n in sorted({size for size in sizes if size <= most})]
-        return decodes + [Bucket(n, most, min(n, most), n) for n in prompt_sizes(max_num_batched_tokens)]
+        return decodes + [Bucket(n, most, min(n, most), n) for n in prompt_sizes(max_num_batched_tokens) if n > 1]
 
     def compile(self, step: Callable[..., Any], bucket: Bucket | None) -> Callable[..., Any]:
         """A captured graph for a bucket. Raises ConfigError for a step that cannot be captured."""
