@@ -102,8 +102,10 @@ class Graphs:
         """
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with WHOLE_DEVICE, torch.cuda.stream(self._stream):
-            outbox = self._transfers.outbox(step())
-            torch.cuda.synchronize(self._device)
+            try:
+                outbox = self._transfers.outbox(step())
+            finally:  # also what a step has launched that failed in the middle is not to meet the next one
+                torch.cuda.synchronize(self._device)
             try:
                 graph, value = self._record(step, outbox)
             except FrameworkError:

@@ -79,6 +79,6 @@ def test_launches_are_left_out_while_their_kernels_are_compiled(tmp_path):
 
 def test_seconds_in_which_several_kernels_compile_count_once():
     wall = WallSeconds()
-    for start, end in ((1.0, 2.0), (1.5, 3.0), (4.0, 5.0), (0.5, 6.0), (7.0, 8.0)):
+    for start, end in ((1.0, 2.0), (1.5, 3.0), (1.2, 2.5), (4.0, 5.0), (0.5, 6.0), (7.0, 8.0)):
         wall.add(start, end)
     assert wall.total == 6.5

@@ -10,7 +10,7 @@ from triton import knobs
 
 
 class WallSeconds:
-    """Seconds in which something went on, however many at a time. Ends are told in their order, from any thread."""
+    """Seconds in which something went on, however many at a time. Ends come in about their order, from any thread."""
 
     def __init__(self) -> None:
         self._spans: list[tuple[float, float]] = []  # apart from each other
@@ -24,7 +24,8 @@ class WallSeconds:
     def add(self, start: float, end: float) -> None:
         with self._lock:
             while self._spans and self._spans[-1][1] >= start:
-                start = min(start, self._spans.pop()[0])
+                before = self._spans.pop()
+                start, end = min(start, before[0]), max(end, before[1])
             self._spans.append((start, end))
 
 
