@@ -54,13 +54,32 @@ class Captured:
         return self._transfers.written(self._slot)
 
 
+class Pool:
+    """Memory that recordings share. One that has failed leaves it to those before it, and the next ones get another."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._handle = torch.cuda.graph_pool_handle()
+
+    def begin(self, graph: torch.cuda.CUDAGraph, mode: str) -> None:
+        graph.capture_begin(pool=self._handle, capture_error_mode=mode)
+
+    def end(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Raises RuntimeError for a recording that has failed."""
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            end_failed(graph, self._device, self._handle)
+            self._handle = torch.cuda.graph_pool_handle()
+            raise
+
+
 class Rehearsals:
     """Recordings that are never run, in a pool of memory of their own. graphs: they keep the pool, while they live."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
         self.graphs: list[torch.cuda.CUDAGraph] = []
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool = Pool(device)
 
     def call_all(self, steps: Iterable[Callable[[], Any]]) -> None:
         """Calls steps so that they execute nothing. What they raise is dropped."""
@@ -70,21 +89,14 @@ class Rehearsals:
     def _call(self, step: Callable[[], Any]) -> None:
         graph = torch.cuda.CUDAGraph(keep_graph=True)  # which is not made ready to run
         # relaxed: a kernel of a library may be loaded here for the first time.
-        graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
+        self._pool.begin(graph, "relaxed")
         try:
             with suppress(Exception):
                 step()
         finally:
-            self._end(graph)
-
-    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
-        try:
-            graph.capture_end()
-        except RuntimeError:
-            end_failed(graph, self._device, self._pool)
-            self._pool = torch.cuda.graph_pool_handle()
-        else:
-            self.graphs.append(graph)
+            with suppress(RuntimeError):
+                self._pool.end(graph)
+                self.graphs.append(graph)
 
 
 class Graphs:
@@ -93,7 +105,7 @@ class Graphs:
     def __init__(self, device: torch.device, transfers: Transfers) -> None:
         self._device, self._transfers = device, transfers
         self._stream = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool = Pool(device)
 
     def capture(self, step: Callable[[], Any], what: str) -> Captured:
         """Runs the step once, which compiles its kernels, and records it. Waits for the device.
@@ -134,26 +146,17 @@ class Graphs:
 
     def _record(self, step: Callable[[], Any], outbox: Outbox | None) -> tuple[torch.cuda.CUDAGraph, Any]:
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self._pool.begin(graph, "thread_local")
         try:
             value = step()
             if outbox is not None:
                 outbox.write(value)
         except BaseException:
             with suppress(RuntimeError):  # which says less than the step's own error
-                self._end(graph)
+                self._pool.end(graph)
             raise
-        self._end(graph)
+        self._pool.end(graph)
         return graph, value
-
-    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Ends a recording. One that has failed leaves its pool to those before it."""
-        try:
-            graph.capture_end()
-        except RuntimeError:
-            end_failed(graph, self._device, self._pool)
-            self._pool = torch.cuda.graph_pool_handle()
-            raise
 
 
 def end_failed(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> None:
