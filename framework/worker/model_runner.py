@@ -103,6 +103,7 @@ class ModelRunner:
         self._is_connected = type(connector) is not NoConnector
         self._host_blocks = HostBlocks(backend, kv, kv_specs, num_swap_blocks)
         self._attention = [(g.name, attention[g.name]) for g in groups]
+        self._picky = [one for _, one in self._attention if isinstance(one, PrefersOwnShape)]
         self._inputs = InputBuffers(table.num_rows, max_num_batched_tokens, groups, backend, backend.max_in_flight)
         self._ones = torch.ones(table.num_rows, dtype=torch.int32, device=backend.device)
         self._every_row = np.arange(table.num_rows, dtype=np.int32)
@@ -112,9 +113,8 @@ class ModelRunner:
         self._prompts = pipeline.prompt_logprobs(model.compute_logits)
         self._executable = backend.compile(self._device_step, None)
         kinds = {one.caps.graph for _, one in self._attention}
-        decodes = [] if "never" in kinds else [bucket for bucket in buckets if bucket.query_len == 1]
-        prompts = [b for b in buckets if b.query_len > 1 and b.tokens <= max_num_batched_tokens]
-        prompts = prompts if kinds == {"always"} else []
+        decodes = [b for b in buckets if b.query_len == 1 and "never" not in kinds]
+        prompts = [b for b in buckets if b.query_len > 1 and b.tokens <= max_num_batched_tokens and kinds == {"always"}]
         self._padded = PaddedSteps(decodes, pipeline.captured, self._compile)
         self._ragged = RaggedSteps(prompts, self._compile_ragged)
         self._block_sizes = [group.block_size for group in groups]
@@ -175,8 +175,7 @@ class ModelRunner:
         self.pipeline.captured.sample(logits, self._inputs.padded_rows(batch.rows_np, len(batch.rows_np)), variant)
 
     def _whole_step(self, batch: InputBatch) -> None:
-        ctx = ForwardContext({name: a.plan(batch, i) for i, (name, a) in enumerate(self._attention)})
-        self._device_step(batch, ctx, (), StepClock("forward"))
+        self._device_step(batch, ForwardContext(self._plans(batch)), (), StepClock("forward"))
 
     def warm_up(self) -> Iterator[Bucket]:
         """Makes the padded steps that any request needs; yields each bucket when it is done."""
@@ -222,7 +221,7 @@ class ModelRunner:
             return self._execute_ragged(scheduled, ragged, clock)
         batch = self._inputs.prepare(scheduled, self.table.views, goes_on=goes_on)
         clock.mark("prepare", then="plan")
-        ctx = ForwardContext(self._plans(scheduled, batch), wanted=self._wanted(batch, spans))
+        ctx = ForwardContext(self._plans_of(scheduled, batch), wanted=self._wanted(batch, spans))
         clock.mark("plan", then="forward")
         return self.backend.submit(
             self._executable,
@@ -267,8 +266,7 @@ class ModelRunner:
 
     def _bucket(self, scheduled: SchedulerOutput, spans: Sequence[Span]) -> Bucket | None:
         """The padded shape that the step runs in, None for one that runs in its own."""
-        is_layerwise = self._connector.layerwise and scheduled.connector_meta is not None
-        if not scheduled.only_decodes or spans or is_layerwise:
+        if not scheduled.only_decodes or spans or self._moves_by_layer(scheduled):
             return None
         return self._padded.bucket(scheduled.num_rows)
 
@@ -319,9 +317,7 @@ class ModelRunner:
         n = len(batch.rows_np)
         self._inputs.receive(n)
         self.backend.step_ops.prepare_decodes(self._inputs.buffers, self.table.views, n)
-        ctx = ForwardContext({name: a.plan(batch, i) for i, (name, a) in enumerate(self._attention)})
-        hidden = self.model.forward(self.model.embed(batch.input_ids), batch.positions, ctx).hidden
-        logits = self.model.compute_logits(hidden)
+        logits = self.model.compute_logits(self._forward(batch, ForwardContext(self._plans(batch))))
         captured = self.pipeline.captured
         if variant is None or captured is None:
             return logits
@@ -363,7 +359,7 @@ class ModelRunner:
 
     def _ragged_bucket(self, scheduled: SchedulerOutput) -> Bucket | None:
         """The padded shape of a step with prompts whose forward pass is compiled; None where it runs in its own."""
-        if scheduled.only_decodes or (self._connector.layerwise and scheduled.connector_meta is not None):
+        if scheduled.only_decodes or self._moves_by_layer(scheduled):
             return None
         bucket = self._ragged.bucket(scheduled.num_tokens, scheduled.num_rows)
         if bucket is not None and self._prefers_own_shape(scheduled):
@@ -380,8 +376,7 @@ class ModelRunner:
     def _prefers_own_shape(self, scheduled: SchedulerOutput) -> bool:
         counts = scheduled.num_scheduled_tokens
         ends = scheduled.num_computed_tokens + counts
-        picky = [one for _, one in self._attention if isinstance(one, PrefersOwnShape)]
-        return any(one.prefers_own_shape(counts, ends) for one in picky)
+        return any(one.prefers_own_shape(counts, ends) for one in self._picky)
 
     def _compile_ragged(self, bucket: Bucket) -> Forward:
         """The forward pass of a bucket. All of its tokens are padding while it is made."""
@@ -393,11 +388,8 @@ class ModelRunner:
 
     def _ragged_forward(self, batch: InputBatch) -> torch.Tensor:
         """Hidden states [L, H] of the rows that sample, from the step's tensors alone."""
-        plans = {name: a.plan(batch, i) for i, (name, a) in enumerate(self._attention)}
-        is_some = len(batch.logits_indices) != len(batch.positions)
-        ctx = ForwardContext(plans, wanted=batch.logits_indices if is_some else None)
-        hidden = self.model.forward(self.model.embed(batch.input_ids), batch.positions, ctx).hidden
-        return self._of_rows(hidden, batch)
+        ctx = ForwardContext(self._plans(batch), wanted=self._wanted(batch, ()))
+        return self._of_rows(self._forward(batch, ctx), batch)
 
     def _ragged_step(self, forward: Forward, batch: InputBatch, clock: StepClock) -> Computed:
         """What is behind the forward pass, in the step's own shape."""
@@ -407,12 +399,23 @@ class ModelRunner:
 
     # ------------------------------------------------------------------------------------- steps of their own shape
 
-    def _plans(self, scheduled: SchedulerOutput, batch: InputBatch) -> dict[str, AttentionPlan]:
-        """Attention of each KV group; a layerwise connector stands around every layer of a step that moves KV."""
-        plans = {name: a.plan(batch, i) for i, (name, a) in enumerate(self._attention)}
-        if self._connector.layerwise and scheduled.connector_meta is not None:
+    def _plans(self, batch: InputBatch) -> dict[str, AttentionPlan]:
+        """Attention of each KV group."""
+        return {name: a.plan(batch, i) for i, (name, a) in enumerate(self._attention)}
+
+    def _plans_of(self, scheduled: SchedulerOutput, batch: InputBatch) -> dict[str, AttentionPlan]:
+        """As `_plans`; a layerwise connector stands around every layer of a step that moves KV."""
+        plans = self._plans(batch)
+        if self._moves_by_layer(scheduled):
             return {name: LayerwisePlan(plan, self._connector) for name, plan in plans.items()}
         return plans
+
+    def _moves_by_layer(self, scheduled: SchedulerOutput) -> bool:
+        return self._connector.layerwise and scheduled.connector_meta is not None
+
+    def _forward(self, batch: InputBatch, ctx: ForwardContext) -> torch.Tensor:
+        """Hidden states of the batch's tokens, or of those that ctx wants."""
+        return self.model.forward(self.model.embed(batch.input_ids), batch.positions, ctx).hidden
 
     def _wanted(self, batch: InputBatch, spans: Sequence[Span]) -> torch.Tensor | None:
         """The tokens whose hidden states are read, None for all. One stands for none: tensors are not empty then."""
@@ -426,7 +429,7 @@ class ModelRunner:
         Returns what `_collect` needs of the device: None for the sampler when no row samples, and the logprobs of the
         prompts' spans. The clock's marks are the host's own.
         """
-        hidden = self.model.forward(self.model.embed(batch.input_ids), batch.positions, ctx).hidden
+        hidden = self._forward(batch, ctx)
         logits = self._logits(hidden, batch)
         prompts = self._prompts.compute(hidden, spans) if spans else []
         return self._behind_forward(logits, batch, clock), prompts

@@ -40,7 +40,7 @@ class Forward:
 
 
 class RaggedSteps:
-    """Forward passes by bucket, made in `warm_up` or when first asked for.
+    """Forward passes by bucket, each made when it is first asked for.
 
     A bucket of as many tokens as requests is left out: whether every row has one token has to be seen by the shape.
     """
