@@ -78,9 +78,8 @@ class TritonAttention:
     Sources: PagedAttention (SOSP'23), section 4; FlashAttention-2 (arXiv 2307.08691), section 3; Flash-Decoding.
     """
 
-    # Plans of ragged batches can be recorded too; "always" says so once a device has run them.
     caps: ClassVar[AttentionCaps] = AttentionCaps(
-        block_sizes=(32, 16, 64, 128), any_block_size=True, graph="decode", window=True, batch_invariant=True
+        block_sizes=(32, 16, 64, 128), any_block_size=True, graph="always", window=True, batch_invariant=True
     )
 
     def __init__(self, options: Mapping[str, Any], ctx: AttentionContext) -> None:
