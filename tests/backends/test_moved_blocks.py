@@ -48,6 +48,8 @@ def test_blocks_come_to_the_host_and_go_back_elsewhere(device: str) -> None:
         ("cpu", (2, 2, 3, 4, 5), torch.float32),
         ("cpu", (2, 4, 7), torch.float16),
     ]
+    if device == "cuda":
+        torch.cuda._sleep(100_000_000)  # so that the device is behind with what follows
     moves.scatter_blocks(kv, SPECS, [0, 7], data)
     for one in data:
         one.zero_()  # which changes nothing any more

@@ -45,8 +45,12 @@ class MovesBlocks:
             tensor.index_copy_(dim, index, self._sent(values).movedim(0, dim))
 
     def _sent(self, values: Tensor) -> Tensor:
-        """Host values on the device, without waiting: through pinned memory, which the device reads on its own."""
-        return values if self.device.type == "cpu" else values.pin_memory().to(self.device, non_blocking=True)
+        """Host values on the device, without waiting: through pinned memory of their own, which the device reads later.
+        `Tensor.pin_memory` would give back values that are pinned already, and the caller may overwrite those."""
+        if self.device.type == "cpu":
+            return values
+        pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        return pinned.copy_(values).to(self.device, non_blocking=True)
 
 
 def _layers(kv: Sequence[Tensor], specs: Sequence[KVSpec]) -> Iterator[tuple[Tensor, int]]:
