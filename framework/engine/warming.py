@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from framework.interfaces import ForwardContext
+from framework.interfaces import CompilesAhead, ForwardContext
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,10 @@ class NoAttention:
 
 
 def profile(choice: Choice, loaded: Loaded) -> None:
-    """Lets the backend run the largest step: as many tokens as there may be, and logits of every row."""
+    """Lets the backend run the largest step: as many tokens as there may be, and logits of every row.
+
+    What it compiles for that, it compiles together: alone each would wait for the one before it.
+    """
     model, device, num_tokens = loaded.model, choice.backend.device, choice.max_num_batched_tokens
     num_rows = min(num_tokens, choice.config.scheduler.max_num_seqs)
     plans = {layer.group: NoAttention() for layer in loaded.layers}
@@ -40,8 +43,11 @@ def profile(choice: Choice, loaded: Loaded) -> None:
         hidden = model.forward(model.embed(ids), ids.long(), ForwardContext(plans)).hidden
         model.compute_logits(hidden[:num_rows])
 
+    backend = choice.backend
     with torch.inference_mode():
-        choice.backend.profile(forward)
+        if isinstance(backend, CompilesAhead):
+            backend.compile_ahead([forward])
+        backend.profile(forward)
 
 
 def warm_up(runner: ModelRunner) -> dict[str, float]:

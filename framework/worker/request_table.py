@@ -102,7 +102,8 @@ class RequestTable:
             shape = (self.num_rows, c.field.width)
             c.np = np.full(shape, c.field.init, c.field.dtype)
             c.dev = torch.zeros(shape, dtype=_TORCH[c.field.dtype], device=self.device)
-        self._upload(np.arange(self.num_rows))
+        self._upload(np.arange(self.num_rows))  # these two also compile what writes, which no request shall wait for
+        self._spans(self.token_ids, [0], [1], np.zeros(1, np.int32))
         core = {f.name: self.column("core", f.name) for f in CORE_FIELDS}
         self.views = TableViews(token_ids=self.token_ids, block_table=self.block_table, **core)
         self._num_tokens, self._num_computed, self._seed = (core[f.name].np for f in CORE_FIELDS)

@@ -13,6 +13,7 @@ PROGRAM = (
 import threading
 from contextvars import copy_context
 from pathlib import Path
+from types import SimpleNamespace
 
 from triton.runtime._async_compile import active_mode
 from framework_backends.triton.compile_ahead import compile_ahead
@@ -36,9 +37,22 @@ def step():
     assert not compiled
 
 
+def launcher(src, metadata):
+    launchers.append(threading.current_thread() is threading.main_thread())
+    return lambda *words: launched.append(words)
+
+
+launchers, launched = [], []
+Hopper.launcher_cls = staticmethod(launcher)
+Hopper.utils = SimpleNamespace(
+    get_device_properties=lambda device: {"max_shared_mem": 232448}, load_binary=lambda *words: (0, 0, 32, 0, 1024)
+)
 clock = CompileTime()
 compile_ahead(step)
 assert len(compiled) == 2, compiled
+assert launchers == [False, False], launchers
+launch(32)
+assert len(launchers) == 2 and len(launched) == 1
 assert 0 < clock.seconds < 60
 before = clock.seconds
 for block in (32, 64):

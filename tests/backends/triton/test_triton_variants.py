@@ -119,11 +119,14 @@ def wanted(tmp_path_factory):
 
 
 def test_kernels_are_compiled_together_before_anything_runs(wanted):
-    ahead, behind = wanted[: wanted.index("behind")], wanted[wanted.index("behind") + 1 : wanted.index("started")]
-    assert len(ahead) > 30 and behind == []
+    profiled = wanted.index("behind")
+    last = wanted.index("behind", profiled + 1)
+    ahead, behind = wanted[profiled:last], wanted[last + 1 : wanted.index("started")]
+    assert wanted[:profiled] and len(ahead) > 30
+    assert behind == []
 
 
 def test_steps_of_any_size_and_likely_samplers_bring_no_kernel(wanted):
     served = wanted[wanted.index("started") + 1 :]
     assert served.count("served") == 15
-    assert [name for name in served if name != "served"] == ["spans_kernel"]  # which only a request has blocks for
+    assert set(served) == {"served"}

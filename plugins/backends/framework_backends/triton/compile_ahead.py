@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 import triton
@@ -27,10 +29,19 @@ class _Collected(triton.AsyncCompileMode):
     def __init__(self, executor: Executor) -> None:
         super().__init__(executor, ignore_errors=True)
 
-    def submit(self, key: Any, *words: Any) -> None:
+    def submit(self, key: Any, compile_: Callable[[], Any], *words: Any) -> None:
         """Compiles once what has this key. Triton takes None for a kernel that is not to be launched."""
         if key not in self.future_kernels:
-            super().submit(key, *words)
+            super().submit(key, partial(_ready, compile_), *words)
+
+
+def _ready(compile_: Callable[[], Any]) -> Any:
+    """The kernel on the device, behind a launcher: with Triton 3.6 a C compiler makes one for every signature, and the
+    first launch waits for it. What fails here fails once more there."""
+    kernel = compile_()
+    with suppress(Exception):
+        _ = kernel.run
+    return kernel
 
 
 def compile_ahead(steps: Callable[[], Any]) -> None:
