@@ -55,8 +55,16 @@ def test_numbers_stand_in_the_results_of_a_run_with_their_machine_and_command():
     rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
     assert len(rows) >= 5
     assert "cores" in section and "H200" in section and "`python benchmarks/" in section
-    on_cpu, on_gpu = ((ROOT / named).read_text() for named in re.findall(r"\((benchmarks/results/[\w.-]+)\)", section))
-    ratios, times = re.findall(r"\| (\d\.\d\d) \(", section), re.findall(r"\| (\d+\.\d) (?=\|)", section)
+    on_cpu, beside_peer, sampler = (
+        (ROOT / named).read_text() for named in re.findall(r"\((benchmarks/results/[\w.-]+)\)", section)
+    )
+    of_engine = section[section.index("`backend=cuda` beside") : section.index("The sampler alone")]
+    of_sampler = section[section.index("The sampler alone") :]
+    ratios, times = re.findall(r"\| (\d\.\d\d) \(", section), re.findall(r"\| (\d+\.\d) (?=\|)", of_sampler)
     assert ratios and times
     assert [ratio for ratio in ratios if f"| {ratio} |" not in on_cpu] == []
-    assert [time for time in times if f"| {time} (" not in on_gpu] == []
+    assert [time for time in times if f"| {time} (" not in sampler] == []
+    table = [[cell.strip() for cell in line.split("|")] for line in of_engine.splitlines() if line.startswith("| ")]
+    to_peer = [cells[column] for cells in table[1:] for column in (4, 7) if cells[column]]
+    assert len(to_peer) > 10
+    assert [ratio for ratio in to_peer if f"| {ratio} |" not in beside_peer] == []
