@@ -181,16 +181,19 @@ class EventBus:
     def joined(self, label: str, one: Any) -> EventBus:
         """A bus of one engine: whoever hears this one hears it too, while `one` hears that engine alone.
 
-        one  an observer that has `close`, which the bus of the engine calls at its end
+        one  an observer; its `close`, if it has one, is called by the bus of the engine at its end
         """
         bus = EventBus(_methods(label, one), parent=self)
-        bus._joined.append(one)
+        if hasattr(one, "close"):
+            bus._joined.append(one)
         return bus
 
     def close(self) -> None:
-        """Ends what joined this bus and has something to close; the bus it joined goes on."""
+        """Ends what joined this bus and those that it joined, last first; observers of all engines go on."""
         for one in self._joined:
             one.close()
+        if self._parent is not None:
+            self._parent.close()
 
     def has(self, *events: str) -> bool:
         """Whether anybody observes one of the events, for emitters whose values cost something to make."""

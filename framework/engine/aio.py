@@ -130,6 +130,11 @@ class AsyncLLM:
         """Counters of the engine, between two steps."""
         return await self._ask(lambda: self._engine.stats())
 
+    async def observe(self, label: str, observer: Any) -> None:
+        """Lets an observer hear this engine, from the next step on: see `Engine.observe`. It is called on the engine's
+        thread, between two steps, which wait for it."""
+        await self._ask(lambda: self._engine.observe(label, observer))
+
     def close(self) -> None:
         """Aborts what runs, which ends its streams, and frees the model. May be called again."""
         if not self._is_closed:

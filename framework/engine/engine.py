@@ -111,6 +111,11 @@ class Engine:
             raise
         self.admission.count_arrival()
 
+    def observe(self, label: str, observer: Any) -> None:
+        """Lets an observer hear this engine alone, from now on: an object with methods of `interfaces.Observer`, and
+        with `close` if it wants to be told of the engine's end. label: for the log. Not while a step runs."""
+        self.core.events = self.core.events.joined(label, observer)
+
     def step(self) -> list[RequestOutput]:
         """Runs one step: the finished requests, and what is new of those that stream.
 

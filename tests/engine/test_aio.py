@@ -264,3 +264,40 @@ def test_engine_that_cannot_be_built_leaves_no_thread(tmp_path):
         kept = error  # whose traceback holds what was half made
     assert kept is not None
     assert set(threading.enumerate()) <= before
+
+
+class Heard:
+    def __init__(self):
+        self.added, self.num_steps, self.ended, self.threads, self.is_closed = [], 0, [], set(), False
+
+    def on_request_added(self, request):
+        self.added.append(request.request_id)
+
+    def on_step_end(self, stats):
+        self.num_steps += 1
+        self.threads.add(threading.current_thread().name)
+
+    def on_request_finished(self, request, output):
+        self.ended.append(request.request_id)
+
+    def close(self):
+        self.is_closed = True
+
+
+def test_observers_hear_one_engine_from_when_they_came_until_its_end(folder):
+    first, second = Heard(), Heard()
+
+    async def main():
+        async with AsyncLLM(folder, overrides=WORDS) as llm, AsyncLLM(folder, overrides=WORDS) as other:
+            await llm.observe("first", first)
+            await last(llm, [4], request_id="a")
+            await llm.observe("second", second)
+            await last(llm, [4], request_id="b")
+            await last(other, [4], request_id="c")
+            assert not first.is_closed
+
+    run(main())
+    assert (first.added, second.added) == (["a", "b"], ["b"])
+    assert (first.ended, second.ended) == (["a", "b"], ["b"])
+    assert first.num_steps > second.num_steps >= 4 and first.threads == {"framework-engine"}
+    assert first.is_closed and second.is_closed
