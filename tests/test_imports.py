@@ -21,8 +21,8 @@ Stages of third parties need them as much as ours: else each would write the dra
 pure functions of tensors and know no pipeline. The rest of `sampling` is closed to plugins.
 """
 LEVELS = (
-    {"__main__"}, {"cli"}, {"origins"}, {"composing", "helptext", "sweep"}, {"runs"}, {"server"}, {"testing"}, {"engine"},
-    {"scheduler", "worker", "sampling"}, {"structured"}, {"layers", "checkpoint", "tokenizer"},
+    {"__main__"}, {"cli"}, {"origins"}, {"composing", "helptext", "sweep"}, {"runs"}, {"server"}, {"testing"},
+    {"engine"}, {"scheduler", "worker", "sampling"}, {"structured"}, {"layers", "checkpoint", "tokenizer"},
     {"plugins", "chat_template", "gguf_vocabulary", "pieces", "clean_up", "nulls", "step_ops"},
     {"config", "words", "stage_order"},
     {"interfaces", "discovery", "promised"}, {"batch", "request"}, {"__init__", "errors", "rng", "ending", "sent"},
