@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from framework.config import Config
+    from framework.engine.engine import Engine
 
 _T = TypeVar("_T")
 _Event = RequestOutput | BaseException
@@ -129,6 +130,11 @@ class AsyncLLM:
     async def stats(self) -> dict[str, Any]:
         """Counters of the engine, between two steps."""
         return await self._ask(lambda: self._engine.stats())
+
+    async def ask(self, function: Callable[[Engine], _T]) -> _T:
+        """What `function` answers of the engine: it is called on the engine's thread between two steps, which wait for
+        it. It must change nothing; what it raises is raised here."""
+        return await self._ask(lambda: function(self._engine))
 
     async def observe(self, label: str, observer: Any) -> None:
         """Lets an observer hear this engine, from the next step on: see `Engine.observe`. It is called on the engine's

@@ -59,6 +59,11 @@ class BlockPool:
         """Blocks that an allocation may take, published ones that nobody holds included."""
         return self._num_blank + len(self._reusable)
 
+    @property
+    def num_reusable(self) -> int:
+        """The free blocks among them that are published: what stands in them may still be found."""
+        return len(self._reusable)
+
     def ref_count(self, block: int) -> int:
         return self._ref_counts[block]
 

@@ -192,6 +192,7 @@ class Scheduler:
 
     def stats(self) -> Mapping[str, int | float]:
         """num_blocks counts the null block, like kv_cache.num_blocks; all are free when num_free_blocks is one less.
+        num_cached_blocks are those of the free ones whose content may still be found.
 
         The prefix counters and connector_hit_tokens hold tokens of first admissions only. num_swap_fallbacks counts
         preemptions that found no room in host memory, num_waiting those that wait for a load as well.
@@ -202,6 +203,7 @@ class Scheduler:
             "num_waiting": len(self._waiting) + len(self._parked.loading),
             "num_running": len(self._running),
             "num_free_blocks": self.pool.num_free,
+            "num_cached_blocks": self.pool.num_reusable,
             "num_blocks": self._ctx.num_blocks,
             "num_free_swap_blocks": self._swap.num_free,
             "num_swap_blocks": self._swap.num_blocks,

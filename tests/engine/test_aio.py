@@ -68,6 +68,13 @@ def test_default_parameters_and_ids_of_its_own(llm):
     assert len(first.outputs[0].token_ids) == 16
 
 
+def test_ask_calls_a_function_with_the_engine_on_its_thread(llm):
+    async def main():
+        return await llm.ask(lambda engine: (engine.facts["block_size"], threading.current_thread().name))
+
+    assert run(main()) == (16, "framework-engine")
+
+
 def test_many_generators_of_one_loop_have_the_tokens_of_each_alone(llm):
     async def main():
         outputs = await asyncio.gather(*(last(llm, [i], LONG if i % 3 else GREEDY) for i in range(20)))

@@ -209,6 +209,7 @@ def test_stats_count_requests_blocks_and_hits(sim):
         "num_waiting": 1,
         "num_running": 0,
         "num_free_blocks": 32,
+        "num_cached_blocks": 2,
         "num_blocks": 33,
         "num_free_swap_blocks": 0,
         "num_swap_blocks": 0,
