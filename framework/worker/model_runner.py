@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from framework.batch import NULL_BLOCK, InputBatch, NewRequest, SchedulerOutput, StepOutput, Transfers
+from framework.batch import NULL_BLOCK, InputBatch, NewRequest, SchedulerOutput, StepOutput
 from framework.errors import NotBuiltError
 from framework.interfaces import CompilesAhead, ForwardContext, PrefersOwnShape
 from framework.nulls import NoConnector
@@ -26,6 +26,7 @@ from framework.worker.layerwise import LayerwisePlan
 from framework.worker.padded import Executable, PaddedSteps, entered_blocks
 from framework.worker.ragged import Forward, RaggedSteps
 from framework.worker.step_clock import StepClock
+from framework.worker.step_results import StepResults
 from framework.worker.warm_steps import prompt_steps
 
 if TYPE_CHECKING:
@@ -106,11 +107,10 @@ class ModelRunner:
         self._picky = [one for _, one in self._attention if isinstance(one, PrefersOwnShape)]
         self._inputs = InputBuffers(table.num_rows, max_num_batched_tokens, groups, backend, backend.max_in_flight)
         self._ones = torch.ones(table.num_rows, dtype=torch.int32, device=backend.device)
-        self._every_row = np.arange(table.num_rows, dtype=np.int32)
-        self._ones_np = np.ones(table.num_rows, np.int32)  # never written
         self._no_ids = torch.zeros(0, dtype=torch.int64, device=backend.device)
         self._inference_mode = torch.inference_mode()  # one object for all steps: making it costs as much as entering
         self._prompts = pipeline.prompt_logprobs(model.compute_logits)
+        self._results = StepResults(pipeline, self._prompts, connector, table.num_rows)
         self._executable = backend.compile(self._device_step, None)
         kinds = {one.caps.graph for _, one in self._attention}
         decodes = [b for b in buckets if b.query_len == 1 and "never" not in kinds]
@@ -134,11 +134,12 @@ class ModelRunner:
     @contextmanager
     def unheard(self) -> Iterator[None]:
         """Steps inside are no requests', and the connector hears of none of them: it would look for its own words."""
-        connector, self._connector = self._connector, NoConnector()
+        connector = self._connector
+        self._connector = self._results.connector = NoConnector()
         try:
             yield
         finally:
-            self._connector = connector
+            self._connector = self._results.connector = connector
 
     def compile_ahead(self) -> None:
         """Compiles together what first steps need, where the backend does that."""
@@ -212,7 +213,7 @@ class ModelRunner:
         clock.mark("rows", then="prepare")
         if not scheduled.num_rows:
             self._connector.idle()
-            return self.backend.submit(lambda: None, (), lambda _: self._collect_empty(scheduled, clock))
+            return self.backend.submit(lambda: None, (), lambda _: self._results.empty(scheduled, clock))
         if bucket is not None:
             return self._execute_padded(scheduled, bucket, entered or self._stay, clock)
         goes_on, self._last_padded = scheduled.goes_on and self._last_padded is None, None
@@ -226,7 +227,7 @@ class ModelRunner:
         return self.backend.submit(
             self._executable,
             (batch, ctx, spans, clock),
-            partial(_arrived, clock, partial(self._collect, scheduled, batch.logits_rows_np, spans, clock)),
+            partial(_arrived, clock, partial(self._results.collect, scheduled, batch.logits_rows_np, spans, clock)),
         )
 
     # -------------------------------------------------------------------------------------------- padded steps
@@ -243,26 +244,10 @@ class ModelRunner:
         if not self._inputs.go_on(scheduled.rows, scheduled.new_block_ids):
             return None
         clock.mark("prepare", then="forward")
-        collect = partial(self._collect_decodes, scheduled, last, clock)
+        collect = partial(self._results.going_on, scheduled, last.wanting, last.one_each, clock)
         future = self.backend.submit(last.executable, (), collect)
         clock.mark("forward")
         return future
-
-    def _collect_decodes(
-        self,
-        scheduled: SchedulerOutput,
-        last: _Padded,
-        clock: StepClock,
-        result: SampleResult,
-    ) -> StepOutput:
-        """The output of a step that went on from `last`."""
-        clock.mark("wait", then="post")
-        tokens = None if last.wanting is not None else result.tokens(len(last.one_each))
-        if tokens is None:
-            return self._collect_padded(scheduled, last.wanting, clock, result, is_whole=True)
-        output = StepOutput(tokens, last.one_each, timings=clock.seconds)
-        clock.mark("post")
-        return output
 
     def _bucket(self, scheduled: SchedulerOutput, spans: Sequence[Span]) -> Bucket | None:
         """The padded shape that the step runs in, None for one that runs in its own."""
@@ -283,11 +268,11 @@ class ModelRunner:
         is_whole = variant is not None
         if variant is not None and variant.num_top is not None and self.pipeline.captured is not None:
             wanting = self.pipeline.captured.wanting(rows)
-        one_each = self._ones_np[: scheduled.num_rows]
+        one_each = self._results.one_each[: scheduled.num_rows]
         self._last_padded = _Padded(bucket, variant, executable if is_whole else None, wanting, one_each)
         if not is_whole:
             executable = partial(self._sample_padded, executable, scheduled, wide, clock)
-        collect = partial(self._collect_padded, scheduled, wanting, clock, is_whole=is_whole)
+        collect = partial(self._results.padded, scheduled, wanting, clock, is_whole=is_whole)
         future = self.backend.submit(executable, (), partial(_arrived, clock, collect))
         if is_whole:
             clock.mark("forward")
@@ -342,19 +327,6 @@ class ModelRunner:
         clock.mark("post")
         return result
 
-    def _collect_padded(
-        self,
-        scheduled: SchedulerOutput,
-        wanting: tuple[NDArray[np.int64], int] | None,
-        clock: StepClock,
-        result: SampleResult,
-        *,
-        is_whole: bool,
-    ) -> StepOutput:
-        if is_whole:
-            result = result.of_rows(scheduled.rows, wanting)
-        return self._collect(scheduled, self._every_row[: scheduled.num_rows], (), clock, (result, []))
-
     # --------------------------------------------------------------------------------- steps with prompts, padded
 
     def _ragged_bucket(self, scheduled: SchedulerOutput) -> Bucket | None:
@@ -370,7 +342,7 @@ class ModelRunner:
         forward = self._ragged.forward(bucket)  # which may have to be made, in the buffers of the step
         batch = self._inputs.prepare(scheduled, self.table.views, goes_on=False, bucket=bucket)
         clock.mark("prepare", then="forward")
-        collect = partial(self._collect, scheduled, batch.logits_rows_np, (), clock)
+        collect = partial(self._results.collect, scheduled, batch.logits_rows_np, (), clock)
         return self.backend.submit(self._ragged_step, (forward, batch, clock), partial(_arrived, clock, collect))
 
     def _prefers_own_shape(self, scheduled: SchedulerOutput) -> bool:
@@ -426,8 +398,8 @@ class ModelRunner:
     def _device_step(self, batch: InputBatch, ctx: ForwardContext, spans: Sequence[Span], clock: StepClock) -> Computed:
         """What a backend compiles or captures: forward pass, sampler, commit. Reads no tensor on the host.
 
-        Returns what `_collect` needs of the device: None for the sampler when no row samples, and the logprobs of the
-        prompts' spans. The clock's marks are the host's own.
+        Returns what `StepResults.collect` needs of the device: None for the sampler when no row samples, and the
+        logprobs of the prompts' spans. The clock's marks are the host's own.
         """
         hidden = self._forward(batch, ctx)
         logits = self._logits(hidden, batch)
@@ -460,54 +432,6 @@ class ModelRunner:
         result = self.pipeline.sample(logits, rows)
         self.pipeline.commit(rows, result.ids.unsqueeze(1), self._ones[: len(logits)])
         return result
-
-    def _collect(
-        self,
-        scheduled: SchedulerOutput,
-        at: NDArray[np.int32],
-        spans: Sequence[Span],
-        clock: StepClock,
-        computed: Computed,
-    ) -> StepOutput:
-        """The step's output; at: batch row of each logits row. What was computed is on the host."""
-        result, prompts = computed
-        prompt_logprobs = self._prompts.collect(spans, prompts) if spans else None
-        one_each = scheduled.only_decodes
-        num_valid = self._ones_np[: scheduled.num_rows] if one_each else scheduled.samples.astype(np.int32)
-        transfers = self._transfers(scheduled)
-        if result is None:
-            clock.mark("post")
-            none = np.full((scheduled.num_rows, 1), -1, np.int32)
-            return StepOutput(none, num_valid, connector=transfers, timings=clock.seconds)
-        sampled, logprobs, errors = self.pipeline.collect(result)
-        if len(at) < scheduled.num_rows:
-            ids, sampled = sampled, np.full(scheduled.num_rows, -1, np.int32)
-            sampled[at] = ids
-        output = StepOutput(
-            sampled=sampled.reshape(-1, 1),
-            num_valid=num_valid,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            connector=transfers,
-            errors={int(at[i]): text for i, text in errors.items()} if errors else errors,
-            payloads=self.pipeline.collect_payloads(result) if result.payloads else {},
-            told=self.pipeline.collect_told(result) if result.payloads else {},
-            timings=clock.seconds,
-        )
-        clock.mark("post")
-        return output
-
-    def _collect_empty(self, scheduled: SchedulerOutput, clock: StepClock) -> StepOutput:
-        """The output of a step without rows."""
-        transfers = self._transfers(scheduled)
-        return StepOutput(np.zeros((0, 1), np.int32), np.zeros(0, np.int32), connector=transfers, timings=clock.seconds)
-
-    def _transfers(self, scheduled: SchedulerOutput) -> Transfers | None:
-        """What the connector has to report after a step, None for nothing."""
-        self._connector.wait_saves(scheduled.connector_meta)
-        sent, received = self._connector.finished()
-        failed = self._connector.failed_blocks()
-        return Transfers(sent, received, failed) if sent or received or failed else None
 
     def close(self) -> None:
         """No transfer touches the KV memory afterwards."""
