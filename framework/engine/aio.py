@@ -12,6 +12,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from framework.config import Config
+    from framework.engine.admission import Admission
     from framework.engine.engine import Engine
 
 _T = TypeVar("_T")
@@ -67,11 +69,25 @@ class AsyncStream(AsyncIterator[RequestOutput]):
         if self._listener is None:
             self._listener = _Listener(asyncio.get_running_loop())
             await self._llm._prepare(self._request[2])
-            await self._llm._ask(self._llm._add, *self._request, self._listener)
+            # in the caller's context: an observer of requests may look who asks, as tracing does
+            await self._llm._ask(copy_context().run, self._llm._add, *self._request, self._listener)
         event = await self._listener.queue.get()
         if isinstance(event, BaseException):
             raise RuntimeError(f"request {self._request[0]} ended with the step that it ran in: {event}") from event
         return event
+
+    def waiting(self) -> list[RequestOutput]:
+        """Outputs that are there already and were not read yet, which a reader who is behind takes in one go."""
+        outputs: list[RequestOutput] = []
+        queue = None if self._listener is None else self._listener.queue
+        while queue and not self._is_done and not queue.empty():
+            event = queue.get_nowait()
+            if isinstance(event, BaseException):
+                queue.put_nowait(event)  # for `__anext__` to raise: nothing comes behind it
+                break
+            outputs.append(event)
+            self._is_done = event.finished
+        return outputs
 
     async def aclose(self) -> None:
         """Aborts what still runs; the stream is at its end afterwards. May be called again."""
@@ -122,6 +138,13 @@ class AsyncLLM:
         """
         self._home.refuse_elsewhere()
         return AsyncStream(self, prompt, params, self._new_id() if request_id is None else request_id)
+
+    @property
+    def admission(self) -> Admission:
+        """What checks prompts and parameters, with the tokenizer and the limits: for reading, by any thread."""
+        if self._is_closed:
+            raise RuntimeError("this AsyncLLM is closed; make another one")
+        return self._engine.admission
 
     async def abort(self, request_id: str) -> None:
         """Ends a request; its stream gives a last output with finish_reason `abort`. Unknown ids do nothing."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from framework.engine.core import EngineCore
     from framework.engine.loaded import Loaded
     from framework.plugins import Registry
+    from framework.request import RequestMetrics
     from framework.tokenizer import Tokenizer
 
 
@@ -267,6 +268,10 @@ class Engine:
     def is_running(self, request_id: str) -> bool:
         """Whether a request of this id waits or runs."""
         return isinstance(request_id, str) and request_id in self._states
+
+    def times(self) -> list[tuple[Request, RequestMetrics]]:
+        """Each request that has not ended, with its times so far, which go on changing."""
+        return [(state.request, state.metrics) for state in self._states.values()]
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._states or self._put_back)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from framework.batch import LogprobsColumns, StepOutput
     from framework.engine.completion import RowHeard
+    from framework.request import RequestMetrics
     from framework.tokenizer import Tokenizer
 
 
@@ -102,6 +103,11 @@ class OutputState:
             self._timer.tokens(now, num_taken, self.request.first_scheduled_time, completion.index)
         if self.is_finished:
             self._timer.finish(now)
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """Times so far, which later tokens change; those of a silent state may be some steps behind."""
+        return self._timer.metrics
 
     @property
     def is_finished(self) -> bool:

@@ -28,6 +28,7 @@ class StepStats:
     num_output_tokens, total_decode_tokens   tokens that requests got, their first ones included
     prefill_s, decode_s                      seconds of the steps that computed prompt tokens, and of all others
     decode_step_tokens                       tokens that requests got in those others
+    steps_by_tokens                          {tokens computed in a step: number of such steps}
     """
 
     num_steps: int = 0
@@ -41,6 +42,7 @@ class StepStats:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     decode_step_tokens: int = 0
+    steps_by_tokens: dict[int, int] = field(default_factory=dict)
     _totals: dict[str, float] = field(default_factory=dict)
     _unsummed: list[dict[str, float]] = field(default_factory=list)
 
@@ -60,7 +62,10 @@ class StepStats:
         self.num_steps += 1
         # few numbers: a list is summed sooner than an array
         self.num_rows = num_rows = scheduled.num_rows
-        self.num_tokens = num_rows if scheduled.only_decodes else sum(scheduled.num_scheduled_tokens.tolist())
+        self.num_tokens = num_tokens = (
+            num_rows if scheduled.only_decodes else sum(scheduled.num_scheduled_tokens.tolist())
+        )
+        self.steps_by_tokens[num_tokens] = self.steps_by_tokens.get(num_tokens, 0) + 1
         self.num_prompt_tokens, self.num_output_tokens = scheduled.num_prompt_tokens, num_output_tokens
         self.total_prefill_tokens += self.num_prompt_tokens
         self.total_decode_tokens += num_output_tokens

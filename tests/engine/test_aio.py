@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from contextvars import ContextVar
 
 import pytest
 
@@ -308,3 +309,23 @@ def test_observers_hear_one_engine_from_when_they_came_until_its_end(folder):
     assert (first.ended, second.ended) == (["a", "b"], ["b"])
     assert first.num_steps > second.num_steps >= 4 and first.threads == {"framework-engine"}
     assert first.is_closed and second.is_closed
+
+
+def test_request_is_added_in_the_context_of_whoever_asks(llm):
+    asker = ContextVar("asker", default="nobody")
+    heard = {}
+
+    class Listening:
+        def on_request_added(self, request):
+            heard[request.request_id] = asker.get()
+
+    async def ask(name):
+        asker.set(name)
+        await collect(llm, [4], request_id=name)
+
+    async def main():
+        await llm.observe("listening", Listening())
+        await asyncio.gather(ask("a"), ask("b"))
+
+    run(main())
+    assert heard == {"a": "a", "b": "b"}

@@ -99,3 +99,19 @@ def test_moments_of_several_steps_count_like_each_for_itself(indices):
     for timer in (one, other):
         timer.finish(9.0)
     assert other.metrics == one.metrics and len(one.metrics.itl) == len(indices) * 3 - (2 if 1 in indices else 1)
+
+
+def test_steps_are_counted_by_the_tokens_that_they_computed(llm):
+    llm.generate([[4, 5]], GREEDY)
+    assert llm.engine.core.last_step.steps_by_tokens == {2: 1, 1: 2}
+
+
+def test_times_of_requests_are_told_while_they_run(llm):
+    llm.engine.add_request("a", [4, 5], GREEDY.replace(output_kind="delta"))
+    [(request, before)] = llm.engine.times()
+    assert (request.request_id, before.ttft) == ("a", None)
+    llm.engine.step()
+    [(_, times)] = llm.engine.times()
+    assert times.ttft > 0
+    llm.engine.abort("a")
+    assert llm.engine.times() == []
