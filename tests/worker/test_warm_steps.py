@@ -55,12 +55,13 @@ def test_connectors_hear_of_none_of_them(tmp_path, monkeypatch):
             raise AssertionError(f"{name} is asked for")
 
     def warm(runner):
-        former, runner._connector = runner._connector, Refuses()
+        former = runner._connector
+        runner._connector = runner._results.connector = Refuses()
         with runner.unheard():
             for step in runner.prompt_steps():
                 runner.execute(step).result()
         assert isinstance(runner._connector, Refuses)
-        runner._connector = former
+        runner._connector = runner._results.connector = former
         return {}
 
     folder = save_crafted(tmp_path / "plain", torch.zeros(8, 8))
