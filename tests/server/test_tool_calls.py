@@ -154,6 +154,13 @@ def test_forced_calls_are_bare_json_in_every_format(name, text, calls):
     assert parse(name, text, forced=True) == (None, calls)
 
 
+@pytest.mark.parametrize("text", ["<think>{ [ so </think>", ""])
+def test_forced_calls_stand_behind_the_reasoning_or_alone(text):
+    call = '{"name": "f", "arguments": {"a": 1}}'
+    found = FORMATS["hermes"].parse(text + "\n\n" + call, forced=True, reasoning_end="</think>")
+    assert found == (text or None, [F])
+
+
 def test_without_parallel_calls_the_first_is_given():
     text = '[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]'
     assert parse("hermes", text, forced=True, parallel=False) == (None, [F])

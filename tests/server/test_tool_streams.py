@@ -1,5 +1,6 @@
 """Calls in texts that come in pieces: the same for every way to cut them, and given as early as they are known."""
 
+import itertools
 import json
 
 import pytest
@@ -20,7 +21,7 @@ TEXTS = st.lists(st.sampled_from(_PIECES), max_size=14).map("".join)
 
 def streamed(stream, text, cuts):
     places = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
-    events = [e for i, j in zip(places, places[1:], strict=False) for e in stream.feed(text[i:j])]
+    events = [e for i, j in itertools.pairwise(places) for e in stream.feed(text[i:j])]
     return events + stream.finish()
 
 

@@ -56,7 +56,7 @@ FORMATS = {
         # Qwen2.5, Qwen3, Hermes, SmolLM2 (a list in the tags), SmolLM3
         ToolFormat(
             "hermes",
-            _reading(Layout("<tool_call>", "</tool_call>", lists=True)),
+            _reading(Layout("<tool_call>", end="</tool_call>", lists=True)),
             _tagged,
             openings=Openings("<tool_call>", '<tool_call>\n{"name": {name}, "arguments": ', "}\n</tool_call>"),
         ),
@@ -84,8 +84,8 @@ FORMATS = {
 _SIGNS = (
     ("qwen_xml", re.compile(r"<function=.*<parameter=", re.DOTALL)),
     ("mistral", re.compile(r"\[TOOL_CALLS\]")),
-    ("hermes", re.compile(r"<tool_call>")),
-    ("llama3_json", re.compile(r"<\|python_tag\|>|\"parameters\": ")),
+    ("hermes", re.compile(r"\A(?!.*<arg_key>).*<tool_call>", re.DOTALL)),  # GLM has other things in the same tags
+    ("llama3_json", re.compile(r'<\|python_tag\|>|"parameters": dictionary')),
 )
 """What a template has in it that shows calls in a format, the surest first."""
 _BY_MODEL_TYPE = {

@@ -22,12 +22,13 @@ _MAYBE_NAMED = re.compile(r"[\w.:/-]{0,256}(?:\[[A-Z_]{0,9}(?:\][\w-]{0,64})?){0
 class Layout:
     """What stands around calls.
 
-    begin      text behind which a call comes; None: there is none
-    end        text behind it; None: nothing ends one but its own last brace
-    at_start   a text that begins with a call needs no `begin`
-    lists      calls may stand in a list
-    separator  stands between two calls that are in no list
-    named      a call may be its name and the object of its arguments, with [ARGS] between them
+    begin       text behind which a call comes; None: there is none
+    end         text behind it; None: nothing ends one but its own last brace
+    at_start    a text that begins with a call needs no `begin`
+    lists       calls may stand in a list
+    separator   stands between two calls that are in no list
+    named       a call may be its name and the object of its arguments, with [ARGS] between them
+    says_begin  `begin` is part of what is said
     """
 
     begin: str | None = None
@@ -36,6 +37,7 @@ class Layout:
     lists: bool = False
     separator: str | None = None
     named: bool = False
+    says_begin: bool = False
 
 
 class JsonCalls:
@@ -86,8 +88,9 @@ class JsonCalls:
         begin = self._layout.begin
         before, found, behind = self._rest.partition(begin) if begin else (self._rest, "", "")
         kept = "" if found else held_back(before, begin)
-        self._out.say(before[: len(before) - len(kept)])
-        self._rest, self._held, self._in_list = behind or kept, found, False
+        says_begin = self._layout.says_begin
+        self._out.say(before[: len(before) - len(kept)] + (found if says_begin else ""))
+        self._rest, self._held, self._in_list = behind or kept, "" if says_begin else found, False
         if found:
             self._is_marked, self._phase = True, self._open
         return bool(found)

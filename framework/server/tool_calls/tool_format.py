@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 Tools = Sequence[Mapping[str, Any]]
 Messages = Sequence[Mapping[str, Any]]
-_FORCED = Layout(at_start=True, lists=True)
 
 
 class ToolStream(Protocol):
@@ -75,21 +74,31 @@ class ToolFormat:
         """What keeps the text to calls; see `constraint.constraint`."""
         return constraint(self.name, self.openings, tools, tool_choice, parallel)
 
-    def stream(self, *, forced: bool = False, tools: Tools = (), parallel: bool = True) -> ToolStream:
+    def stream(
+        self, *, forced: bool = False, tools: Tools = (), parallel: bool = True, reasoning_end: str | None = None
+    ) -> ToolStream:
         """A reader of one text.
 
-        forced    the text is calls, as `constraint` has them for a `tool_choice` that asks for one
-        tools     of the request: formats without types of their own take them from there
-        parallel  False: calls after the first are left out
+        forced         the text is calls, as `constraint` has them for a `tool_choice` that asks for one
+        tools          of the request: formats without types of their own take them from there
+        parallel       False: calls after the first are left out
+        reasoning_end  `grammar.reasoning_end`: forced calls may stand behind it
         """
-        stream = JsonCalls(_FORCED) if forced else self.read(tools)
+        thoughtful = Layout(reasoning_end, at_start=True, lists=True, says_begin=True)
+        stream = JsonCalls(thoughtful) if forced else self.read(tools)
         return stream if parallel else _FirstCall(stream)
 
     def parse(
-        self, text: str, *, forced: bool = False, tools: Tools = (), parallel: bool = True
+        self,
+        text: str,
+        *,
+        forced: bool = False,
+        tools: Tools = (),
+        parallel: bool = True,
+        reasoning_end: str | None = None,
     ) -> tuple[str | None, list[ToolCall]]:
         """(what is said, calls) of a whole text: what `stream` gives. None where calls are all there is."""
-        stream = self.stream(forced=forced, tools=tools, parallel=parallel)
+        stream = self.stream(forced=forced, tools=tools, parallel=parallel, reasoning_end=reasoning_end)
         return collected(stream.feed(text) + stream.finish())
 
 
