@@ -904,10 +904,12 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class BenchRound:
-    """What one pass of a workload gave. figures: one value each; samples: values of single requests, for a plot."""
+    """What one pass of a workload gave. figures: one value each; samples: values of single requests, for a plot;
+    points: of a workload that is a sweep, what JSON tells of each point."""
 
     figures: Mapping[str, float]
     samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    points: Sequence[Mapping[str, Any]] = ()
 
 
 class Bench(Protocol):
@@ -917,6 +919,12 @@ class Bench(Protocol):
     parts      figures that add up to a whole, for a plot; may be empty
     num_units  what a round counts on the progress bar
     unread     optional: {key of the command line that it sets itself: what to do instead}, refused when it is typed
+    begin(RunArgs)            optional: hears what was typed before anything runs; may refuse it, reads `server.*`
+    warm_up(number, advance)  optional: an untimed pass, where a whole round would be more than it takes
+    facts                     optional: {name: value} of what was measured, where no engine of this process is
+    lines(report)             optional: lines of a page of its own, above the table of figures
+    plot(path, report)        optional: draws `run.plot=` instead of the plot of samples and parts
+    close()                   optional: called once, after the last round or an error
     """
 
     needs_engine: bool
