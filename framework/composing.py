@@ -42,10 +42,12 @@ from framework.plugins import registry
 from framework.promised import refuse_key
 from framework.request import SamplingParams
 from framework.runs import RunArgs
+from framework.server.metrics_slo import Objectives
+from framework.server.options import ServerOptions
 from framework.stage_order import Place, solve_order
 from framework.words import RUN_TEXTS, TEXT_KEYS, Roots, Vocabulary, override_words
 
-NODES = ("model", "engine", "kv_cache", "scheduler", "sampler", *COMPONENT_GROUPS, "run", "bench")
+NODES = ("model", "engine", "kv_cache", "scheduler", "sampler", *COMPONENT_GROUPS, "run", "bench", "server")
 UNBOUND = {"auto", "none"}
 """Names that stand for no component: the builder chooses one, or there is none."""
 STAGES = "sampler.stages."
@@ -257,7 +259,17 @@ def _run_args(nodes: Mapping[str, Any], options: Mapping[str, Any]) -> RunArgs:
     texts: dict[str, Any] = {key: _text(key, nodes) for key in RUN_TEXTS}
     for key in ("prompt", "system"):
         texts[key] = _read_at(key, texts[key])
-    return RunArgs(**texts, options=options, bench=_component("bench", nodes["bench"]))
+    server = _server(nodes["server"])
+    bench = _component("bench", nodes["bench"])
+    return RunArgs(**texts, options=options, bench=bench, server=server)
+
+
+def _server(node: Mapping[str, Any]) -> ServerOptions:
+    slo, rest = node.get("slo") or {}, {key: value for key, value in node.items() if key != "slo"}
+    if not isinstance(slo, Mapping):
+        raise ConfigError(f"server.slo={slo} names no objective. Use server.slo.{fields(Objectives)[0].name}={slo}")
+    objectives = Objectives(**conform(Objectives, slo, "server.slo"))
+    return ServerOptions(slo=objectives, **conform(ServerOptions, rest, "server", leave_out=("slo",)))
 
 
 def _text(key: str, nodes: Mapping[str, Any]) -> str | None:

@@ -83,6 +83,7 @@ CORE_COMPONENTS = (
     ComponentSpec("run", "explain", "framework.runs.explain:run", config="framework.runs.options:ExplainOptions"),
     ComponentSpec("run", "bench", "framework.runs.bench:run", config="framework.runs.options:BenchOptions"),
     ComponentSpec("run", "check", "framework.runs.check:run", config="framework.runs.options:CheckOptions"),
+    ComponentSpec("run", "serve", "framework.runs.serve:run", extra="serve"),
     ComponentSpec("run", "new", "framework.runs.new:run", config="framework.runs.options:NewOptions"),
     *(
         ComponentSpec(
@@ -92,6 +93,13 @@ CORE_COMPONENTS = (
             config=f"framework.runs.options:{name.title()}Options",
         )
         for name in ("throughput", "latency", "startup")
+    ),
+    ComponentSpec(
+        "bench",
+        "serve",
+        "framework.runs.bench.serve:Serve",
+        config="framework.runs.bench.serve.options:LoadOptions",
+        extra="bench",
     ),
 )
 """Components that the core itself provides; everything else comes through entry points, ours as well as others'."""

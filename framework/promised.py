@@ -11,9 +11,9 @@ from framework.errors import NotBuiltError
 
 OPTIONS: dict[str, tuple[str, ...]] = {
     "backend": ("tpu",),
-    "run": ("serve", "replay"),
+    "run": ("replay",),
 }
-KEYS = ("server",)
+KEYS: tuple[str, ...] = ()
 
 
 def refuse_option(group: str, option: str, built: Collection[str]) -> None:

@@ -146,6 +146,11 @@ class AsyncLLM:
             raise RuntimeError("this AsyncLLM is closed; make another one")
         return self._engine.admission
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether requests can run: False once it is closed, or a step has failed past recovery. Waits for no step."""
+        return not self._is_closed and self._engine.is_usable
+
     async def abort(self, request_id: str) -> None:
         """Ends a request; its stream gives a last output with finish_reason `abort`. Unknown ids do nothing."""
         await self._ask(self._abort, request_id)

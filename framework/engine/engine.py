@@ -226,6 +226,11 @@ class Engine:
         if who is not None and not isinstance(error, FrameworkError):
             raise PluginError(f"{who} raised {class_and_text(error)}. The requests that ran are aborted") from error
 
+    @property
+    def is_usable(self) -> bool:
+        """False once a step has failed past recovery."""
+        return self._broken is None
+
     def _refuse_if_unusable(self) -> None:
         self._home.refuse_elsewhere()
         if self._broken is not None:

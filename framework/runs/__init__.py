@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from framework.config import ComponentConfig
+from framework.server.options import ServerOptions
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class RunArgs:
     prompt, system  the text itself; `@file` has been read by now
     target          what a run such as `check` is about
     bench           the workload of `run=bench`, with its options
+    server          keys `server.*`, for `run=serve`
     command         the command line as it can be typed again, empty when there was none
     typed           {key: word} of its words in their order, empty when there was none
     settings        who set which value; empty when there was no command line
@@ -53,6 +55,7 @@ class RunArgs:
     target: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     bench: ComponentConfig = field(default_factory=lambda: ComponentConfig("throughput"))
+    server: ServerOptions = field(default_factory=ServerOptions)
     command: str = ""
     typed: Mapping[str, str] = field(default_factory=dict)
     settings: Callable[[], Sequence[Setting]] = tuple

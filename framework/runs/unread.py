@@ -13,8 +13,8 @@ from framework.errors import ConfigError
 if TYPE_CHECKING:
     from framework.runs import RunArgs
 
-OF_BENCH = {"bench": "use run=bench, or leave it out"}
-"""For every run but `bench`."""
+OF_BENCH = {"bench": "use run=bench, or leave it out", "server": "use run=serve, or leave it out"}
+"""For every run but `bench` and `serve`."""
 
 
 def refuse_unread(run: str, args: RunArgs, unread: Mapping[str, str]) -> None:

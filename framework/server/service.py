@@ -5,12 +5,66 @@ A module of routes has `routes(service) -> APIRouter`; `app` puts them together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from framework.server.errors import ApiError
+from framework.server.metrics_server import ServerMetrics
+from framework.server.options import ServerOptions
 
 if TYPE_CHECKING:
     from framework.config import Config
     from framework.engine.aio import AsyncLLM
+
+BUSY_RETRY_S = 1
+DRAIN_RETRY_S = 10
+
+
+@dataclass
+class Load:
+    """What the server has taken in and not answered yet. Belongs to the event loop.
+
+    num_open     completions of those requests
+    is_draining  nothing more is taken in: the server is about to end
+    """
+
+    num_open: int = 0
+    is_draining: bool = False
+    _tasks: set[asyncio.Task[object]] = field(default_factory=set)
+
+    @contextmanager
+    def taken(self, num: int, most: int) -> Iterator[None]:
+        """Counts `num` completions while they are open. ApiError 503 while draining, 429 where they would be more than
+        `most`; what alone is more is taken when nothing else is open."""
+        if self.is_draining:
+            raise ApiError(503, "the server is shutting down; ask another one", retry_after_s=DRAIN_RETRY_S)
+        if self.num_open and self.num_open + num > most:
+            raise ApiError(
+                429,
+                f"{self.num_open} completions run or wait, and {num} more are beyond the limit of {most}; try again "
+                "later, or raise server.max_waiting",
+                retry_after_s=BUSY_RETRY_S,
+            )
+        task = asyncio.current_task()
+        assert task is not None, "requests are taken inside of a task"
+        self.num_open += num
+        self._tasks.add(task)
+        try:
+            yield
+        finally:
+            self.num_open -= num
+            self._tasks.discard(task)
+
+    def cancel(self) -> None:
+        """Ends all that is open: its requests are aborted."""
+        for task in list(self._tasks):
+            task.cancel(SHUT_DOWN)
+
+
+SHUT_DOWN = "the server is shutting down"
 
 
 @dataclass(frozen=True)
@@ -21,3 +75,11 @@ class Service:
     config: Config
     model_name: str
     created: int
+    options: ServerOptions = field(default_factory=ServerOptions)
+    load: Load = field(default_factory=Load)
+    metrics: ServerMetrics = field(default_factory=ServerMetrics)
+
+    @property
+    def most_open(self) -> int:
+        """Completions that may be open at a time: those that run, and those that may wait."""
+        return self.config.scheduler.max_num_seqs + self.options.max_waiting

@@ -57,7 +57,7 @@ def test_version_names_the_plugin_api(framework):
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["serve"], "error: run=serve is not built yet. Built: bench, chat, check, explain, generate, new, plugins\n"),
+        (["replay"], "error: run=replay is not built yet. Built: bench, chat, check, explain, generate, new, plugins, serve\n"),
         (["--cfgg"], "error: --cfgg: there is no such flag. Did you mean '--cfg'?"),
         (["plugins", "+engine.sed=1"], "error: engine.sed: there is no such key. Did you mean 'seed'?"),
         (["--cfg", "job", "engine.seed=x"], "error: engine.seed: Value 'x' of type 'str'"),

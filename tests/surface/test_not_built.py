@@ -15,12 +15,10 @@ WORDS = [
     "kv_cache.dtype=float8_e4m3",
     "spec_decode=ngram",
     "backend=tpu",
-    "server.port=8000",
-    "server.host=localhost",
 ]
 
 COMMANDS = [
-    *([run] for run in ("serve", "replay")),
+    *([run] for run in ("replay",)),
 ]
 
 

@@ -1,0 +1,47 @@
+"""`run=serve`: the model over HTTP, until SIGTERM or Ctrl-C. Needs the extra `serve`.
+
+The address is taken before the model is loaded, so that one that cannot be had is refused at once.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from framework.engine.aio import AsyncLLM
+from framework.runs.loading import announce
+from framework.runs.unread import OF_BENCH, refuse_texts, refuse_unread
+from framework.server.app import make_app
+from framework.server.models import model_name
+from framework.server.service import Service
+from framework.server.serving import address_of, bound_socket, serve
+
+if TYPE_CHECKING:
+    from framework.config import Config
+    from framework.runs import RunArgs
+
+NOT_READ = dict.fromkeys(
+    ("prompt", "system", "prompts_file", "output", "target"), "requests say what is generated; leave it out"
+)
+SET_BY_REQUESTS = {"sampler.output_kind": "a request says whether it streams"}
+
+
+def run(config: Config, args: RunArgs) -> None:
+    """Serves until it is told to end. ConfigError for an address that cannot be had."""
+    refuse_texts("serve", args, NOT_READ)
+    refuse_unread("serve", args, {"bench": OF_BENCH["bench"], **SET_BY_REQUESTS})
+    options = args.server
+    options.keys()  # before anything is loaded
+    with bound_socket(options) as sock:
+        announce(config)
+        with AsyncLLM(config=config) as llm:
+            name = model_name(config, options)
+            service = Service(llm, config, name, int(time.time()), options)
+            address = address_of(sock)
+
+            def ready() -> None:
+                print(f"serving {name} at {address} (page, /v1, /metrics, /docs)", flush=True)
+
+            serve(make_app(service), service.load, options, sock, ready)
+    print("the server has ended", file=sys.stderr)

@@ -1,0 +1,119 @@
+"""From a service to a process that listens: the socket, signals, and how the server ends. Called by `run=serve`.
+
+The first SIGTERM or Ctrl-C drains: requests that run go on, new ones are answered 503, and what is left after
+`server.drain_timeout` is aborted. A second one ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from framework.ending import SIGNALS, end_at_once
+from framework.errors import ConfigError, as_typed
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from framework.server.options import ServerOptions
+    from framework.server.service import Load
+
+_log = logging.getLogger("framework")
+BACKLOG = 2048
+KEEP_ALIVE_S = 75
+LAST_ANSWERS_S = 5
+"""Seconds for what was aborted to tell its clients."""
+POLL_S = 0.02
+
+
+def bound_socket(options: ServerOptions) -> socket.socket:
+    """A socket with the server's address, which does not listen yet. ConfigError where it cannot be had."""
+    try:
+        found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"server.host={as_typed(options.host)}, server.port={options.port}: cannot listen there "
+            f"({error.strerror or error}). Choose another, or server.port=0 for a free port"
+        ) from None
+    return sock
+
+
+def address_of(sock: socket.socket) -> str:
+    """http://HOST:PORT of a bound socket."""
+    host, port = sock.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def serve(app: ASGIApp, load: Load, options: ServerOptions, sock: socket.socket, ready: Callable[[], None]) -> None:
+    """Serves until a signal ends it. ready: called when requests are taken."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=LAST_ANSWERS_S,
+        server_header=False,
+        ws="none",
+    )
+    Server(config, load, options, ready).run(sockets=[sock])
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which drains before it shuts down."""
+
+    def __init__(self, config: uvicorn.Config, load: Load, options: ServerOptions, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._load, self._options, self._ready = load, options, ready
+        self._drained: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self.drain, number)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler)
+
+    def drain(self, number: int) -> None:
+        """Begins to end; the second time it ends the process at once."""
+        if self._drained is not None:
+            end_at_once(number, None)
+        self._load.is_draining = True
+        _log.info("draining: %d completions are open", self._load.num_open)
+        self._drained = asyncio.get_running_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        until = asyncio.get_running_loop().time() + self._options.drain_timeout
+        while self._load.num_open and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(POLL_S)
+        if self._load.num_open:
+            _log.warning("%d completions are aborted after server.drain_timeout", self._load.num_open)
+            self._load.cancel()
+        self.should_exit = True
