@@ -109,6 +109,8 @@ class EngineOptions:
     batch_invariant: bool = False
     graphs: str = "auto"  # auto, off
     load_format: str = "auto"  # auto or a loader plugin
+    trace_prompts: bool = True  # the trace holds the tokens of prompts, which a replay needs
+    trace_stages: bool = False  # the trace tells what each stage of the sampler did to each row, at some cost
 
     def __post_init__(self) -> None:
         _check_types("engine", self)
@@ -232,6 +234,8 @@ class Config:
         _check_types("", self)
         if self.trace == "":
             raise ConfigError("trace= is empty. Name a file, or leave it out")
+        if self.trace is None and self.engine.trace_stages:
+            raise ConfigError("engine.trace_stages=true needs a trace that it can write into. Name one: trace=FILE")
         if self.kv_cache.num_swap_blocks is not None and self.scheduler.preemption != "swap":
             raise ConfigError(
                 f"kv_cache.num_swap_blocks={self.kv_cache.num_swap_blocks} needs scheduler.preemption=swap, but it is "

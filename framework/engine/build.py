@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -36,20 +36,30 @@ _SWAP_BYTES = 4 << 30
 """Host memory for preempted requests when nobody says how much; it is taken when the first one is swapped out."""
 
 
-def build_engine(config: Config, plugins: Registry | None = None, loaded: Loaded | None = None) -> Engine:
+def build_engine(
+    config: Config, plugins: Registry | None = None, loaded: Loaded | None = None, *, keep_logits: bool = False
+) -> Engine:
     """An engine for `config`. Raises ConfigError, PluginError, CheckpointError or NotBuiltError, and before weights
     load wherever the cause can be known by then.
 
-    loaded  weights of an earlier engine that serve this one as well
+    loaded       weights of an earlier engine that serve this one as well
+    keep_logits  steps tell what their stages did, and the model's logits, as `sampling.watched` says
     """
     plugins = plugins or registry()
-    return build_chosen(choose(config, plugins, loaded), plugins, loaded)
+    return build_chosen(choose(config, plugins, loaded), plugins, loaded, keep_logits=keep_logits)
 
 
-def build_chosen(choice: Choice, plugins: Registry, loaded: Loaded | None = None) -> Engine:
+def build_chosen(
+    choice: Choice, plugins: Registry, loaded: Loaded | None = None, *, keep_logits: bool = False
+) -> Engine:
     """An engine of what was chosen, once: a `Choice` holds parts of the engine that is made of it."""
     start, compiled = perf_counter(), choice.backend.compile_seconds
-    trace = None if choice.config.trace is None else Trace(choice.config.trace)
+    config = choice.config
+    trace = None if config.trace is None else Trace(config.trace, with_prompts=config.engine.trace_prompts)
+    if keep_logits or config.engine.trace_stages:
+        from framework.sampling.watched import WatchedPipeline
+
+        choice = replace(choice, pipeline=WatchedPipeline(choice.pipeline, keep_logits=keep_logits))
     loading = perf_counter()
     loaded = loaded or _load(choice)
     choice.seconds["load"] = perf_counter() - loading
@@ -60,7 +70,7 @@ def build_chosen(choice: Choice, plugins: Registry, loaded: Loaded | None = None
     choice.seconds["compile"] = choice.backend.compile_seconds - compiled
     choice.seconds["total"] += perf_counter() - start
     if trace is not None:
-        trace.begin(engine.facts)
+        trace.begin({**engine.facts, "versions": plugins.versions}, config, lambda: engine.core.last_output)
     _log.info(_ready(engine.facts))
     return engine
 
@@ -244,6 +254,7 @@ def _facts(choice: Choice, kv: _KVMemory) -> dict[str, Any]:
         "model": choice.model.name,
         "dtype": str(choice.backend.dtype).removeprefix("torch."),
         "max_model_len": choice.max_model_len,
+        "max_num_batched_tokens": choice.max_num_batched_tokens,
         "block_size": choice.block_size,
         "num_blocks": kv.num_blocks,
         "kv_bytes": kv.num_blocks * kv.block_bytes,

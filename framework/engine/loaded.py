@@ -34,5 +34,11 @@ class Loaded:
 def _keys(loaded: Loaded, config: Config) -> tuple[object, ...]:
     """The keys that weights depend on; the seed is one where they are made and not read."""
     is_made = loaded.checkpoint.format == "dummy"
-    engine = replace(config.engine, async_scheduling=None, seed=config.engine.seed if is_made else None)
+    engine = replace(
+        config.engine,
+        async_scheduling=None,
+        seed=config.engine.seed if is_made else None,
+        trace_prompts=True,
+        trace_stages=False,
+    )
     return config.model, config.backend, engine

@@ -46,7 +46,7 @@ def test_every_step_tells_its_rows_tokens_and_ends(traced):
     llm, lines = traced()
     llm.generate([[4, 5], [6, 7, 8]], [SamplingParams(max_tokens=2, **GREEDY), SamplingParams(max_tokens=1, **GREEDY)])
     header, first, second, *steps = lines()
-    assert (header["trace"], header["num_blocks"]) == (1, llm.engine.facts["num_blocks"])
+    assert (header["trace"], header["num_blocks"]) == (2, llm.engine.facts["num_blocks"])
     assert [(x["request"], x["num_prompt_tokens"], x["max_total_tokens"]) for x in (first, second)] == [
         ("0", 2, 4), ("1", 3, 4),
     ]  # fmt: skip
