@@ -60,7 +60,10 @@ class HttpCounts:
 
 
 class CountRequests:
-    """The application `app`, with its requests counted in `counts`."""
+    """The application `app`, with its requests counted in `counts`.
+
+    Layers inside of it must not copy the scope, in which routing says what route it found.
+    """
 
     def __init__(self, app: App, counts: HttpCounts) -> None:
         self._app, self._counts = app, counts
@@ -79,6 +82,10 @@ class CountRequests:
         self._counts.begin()
         try:
             await self._app(scope, receive, watched)
+        except Exception:
+            if status == NO_ANSWER:
+                status = "500"  # whoever called this one answers so
+            raise
         finally:
             self._counts.end(_method(scope), route_of(scope), status, perf_counter() - start)
 
