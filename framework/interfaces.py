@@ -919,12 +919,12 @@ class Bench(Protocol):
     parts      figures that add up to a whole, for a plot; may be empty
     num_units  what a round counts on the progress bar
     unread     optional: {key of the command line that it sets itself: what to do instead}, refused when it is typed
-    begin(RunArgs)            optional: hears what was typed before anything runs; may refuse it, reads `server.*`
-    warm_up(number, advance)  optional: an untimed pass, where a whole round would be more than it takes
-    facts                     optional: {name: value} of what was measured, where no engine of this process is
-    lines(report)             optional: lines of a page of its own, above the table of figures
-    plot(path, report)        optional: draws `run.plot=` instead of the plot of samples and parts
-    close()                   optional: called once, after the last round or an error
+    begin      optional: `begin(RunArgs)` before anything runs: refuses words; `server.*` is left to it
+    warm_up    optional: `warm_up(number, advance)`, an untimed pass, where a whole round would be more than it takes
+    facts      optional: {name: value} of what was measured, for the report, where it is no engine of this process
+    lines      optional: `lines(report) -> list[str]`, what the page shows instead of a line a figure
+    plot       optional: `plot(path, report)` draws run.plot= instead of samples and parts
+    close      optional: `close()` after the last round or an error
     """
 
     needs_engine: bool

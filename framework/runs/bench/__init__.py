@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from framework.runs.loading import announce
 from framework.runs.options import BenchOptions
 from framework.runs.output_file import OutputFile, refuse_same_file
 from framework.runs.signals import Stop, held_signals
-from framework.runs.unread import refuse_texts, refuse_unread
+from framework.runs.unread import OF_BENCH, refuse_texts, refuse_unread
 
 if TYPE_CHECKING:
     from framework.config import Config
@@ -38,7 +38,7 @@ def run(config: Config, args: RunArgs) -> dict[str, float]:
     options = build_options(BenchOptions, args.options, "run")
     plugins, name = registry(), args.bench.name
     bench: Bench = plugins.load_target("bench", name)(plugins.build_options("bench", name, args.bench.options), config)
-    _refuse(args, getattr(bench, "unread", {}))
+    _refuse(args, bench)
     refuse_same_file(
         {"output": args.output, "run.plot": options.plot, "run.profile": options.profile, "trace": config.trace}
     )
@@ -57,10 +57,14 @@ def run(config: Config, args: RunArgs) -> dict[str, float]:
     return report.medians()
 
 
-def _refuse(args: RunArgs, unread: Mapping[str, str]) -> None:
+def _refuse(args: RunArgs, bench: Bench) -> None:
     texts = ("prompt", "system", "prompts_file", "target")
     refuse_texts("bench", args, dict.fromkeys(texts, "the keys under bench say what runs"))
-    refuse_unread("bench", args, unread)
+    refuse_unread("bench", args, getattr(bench, "unread", {}))
+    if hasattr(bench, "begin"):
+        bench.begin(args)
+    else:
+        refuse_unread("bench", args, {"server": OF_BENCH["server"]})
 
 
 def _measure(bench: Bench, config: Config, options: BenchOptions, report: Report, stop: Stop) -> None:
@@ -74,12 +78,16 @@ def _measure(bench: Bench, config: Config, options: BenchOptions, report: Report
             engine = stack.enter_context(LLM(config=config)).engine
             report.engine = dict(engine.facts)
         bench.check(engine)
+        stack.callback(getattr(bench, "close", lambda: None))
         num_rounds = options.warmup + options.rounds
         num_passes = num_rounds + (options.profile is not None)
         advance = stack.enter_context(_Bar(num_passes * bench.num_units, engine, stop))
         try:
             for number in range(num_rounds):
                 before = 0 if engine is None else engine.core.last_step.num_steps
+                if number < options.warmup and hasattr(bench, "warm_up"):
+                    bench.warm_up(number, advance)
+                    continue
                 done: BenchRound = bench.round(engine, number, advance)
                 if number >= options.warmup:
                     report.rounds.append(done)
@@ -89,7 +97,8 @@ def _measure(bench: Bench, config: Config, options: BenchOptions, report: Report
         except KeyboardInterrupt as interrupt:
             if not interrupt.args:
                 raise
-    report.interrupted = len(report.rounds) < options.rounds
+    report.engine = report.engine or dict(getattr(bench, "facts", {}))
+    report.interrupted = len(report.rounds) < options.rounds or stop.number is not None
 
 
 class _Bar:
@@ -127,6 +136,10 @@ def _show(report: Report, options: BenchOptions, sink: OutputFile | None, bench:
     if options.json:
         print(json.dumps(report.as_json(), indent=1, ensure_ascii=False), flush=True)
     else:
-        print("\n".join(report.lines()), flush=True)
+        own = bench.lines(report) if hasattr(bench, "lines") else None
+        print("\n".join(report.lines(own)), flush=True)
     if options.plot is not None:  # the last: one that cannot be written should not cost the report
-        write_plot(options.plot, report, bench.parts)
+        if hasattr(bench, "plot"):
+            bench.plot(options.plot, report)
+        else:
+            write_plot(options.plot, report, bench.parts)

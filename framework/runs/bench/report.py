@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,12 @@ SHOWN_FACTS = (
     "block_size",
     "num_blocks",
     "async_scheduling",
+    "server",
+    "api",
+    "prompts",
+    "ignore_eos",
+    "tokens",
+    "salt",
 )
 
 
@@ -68,27 +74,35 @@ class Report:
             "warmup_rounds": self.warmup,
             "interrupted": self.interrupted,
             "figures": self.figures(),
-            "rounds": [{"figures": one.figures, "samples": one.samples} for one in self.rounds],
+            "rounds": [
+                {"figures": one.figures, "samples": one.samples, **({"points": one.points} if one.points else {})}
+                for one in self.rounds
+            ],
             **({} if self.profile is None else {"profile": self.profile.as_json()}),
         }
 
-    def lines(self) -> list[str]:
-        """The page for a terminal."""
-        width, count = terminal_width(), len(self.rounds)
+    def figure_lines(self) -> list[str]:
+        """A line a figure: its median, least and most over the rounds."""
         rows: list[tuple[str, ...]] = [("", "median", "least", "most", "unit")]
         for name, one in self.figures().items():
             rows.append((name, *(_number(one[key]) for key in ("median", "min", "max")), one["unit"]))
+        return table(_right(rows), terminal_width(), "  ")
+
+    def lines(self, own: Sequence[str] | None = None) -> list[str]:
+        """The page for a terminal. own: what the workload shows instead of a line a figure."""
+        width, count = terminal_width(), len(self.rounds)
         spread = f"{count} round{'s' * (count != 1)} after {self.warmup} of warm-up"
         if self.interrupted:
             spread += f"; interrupted, {self.num_rounds} were asked for"
         facts = {
-            "workload": _words(self.options),
+            "workload": _words({key: value for key, value in self.options.items() if value not in (None, {})}),
             "engine": _words({key: self.engine[key] for key in SHOWN_FACTS if key in self.engine}),
             "machine": ", ".join(f"{value}" for value in machine().values()),
             "versions": _words(versions()),
             "command": self.command,
         }
-        lines = [title(f"bench={self.name}"), *paragraph(spread, width, "  "), *table(_right(rows), width, "  "), ""]
+        figures = self.figure_lines() if own is None else own
+        lines = [title(f"bench={self.name}"), *paragraph(spread, width, "  "), *figures, ""]
         if self.profile is not None:
             lines += [title(f"a step, of {self.profile.num_steps} profiled"), *self.profile.lines(width), ""]
         return [*lines, *table([(key, value) for key, value in facts.items() if value], width, "  ")]

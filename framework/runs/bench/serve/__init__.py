@@ -108,10 +108,12 @@ class Serve:
             self._server = None
 
     def lines(self, report: Report) -> list[str]:
-        """The table of a sweep with its remarks; of a single point the remarks alone."""
-        rows = table(point_rows(report.rounds), None, "  ") if self._loads is None or len(self._loads) > 1 else []
-        said = [f"  {line}" for line in remarks(report.rounds)]
-        return [*rows, *([""] if rows else []), *said, *([""] if said else [])]
+        """A line a figure for a single point, else a row a point; and what is to be said about them."""
+        single = self._loads is not None and len(self._loads) == 1
+        rows = report.figure_lines() if single else table(point_rows(report.rounds), None, "  ")
+        best = [] if self._loads is not None else [f"{AT_BEST}: {report.medians()[AT_BEST]:.3g} requests a second"]
+        said = [f"  {line}" for line in (*best, *remarks(report.rounds))]
+        return [*rows, *([""] if said else []), *said]
 
     def plot(self, path: str, report: Report) -> None:
         draw(path, report)
