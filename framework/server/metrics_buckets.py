@@ -6,7 +6,7 @@ prometheus-client takes one value at a time; here a list costs one pass of numpy
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -18,17 +18,17 @@ class Buckets:
     bounds  rising; a bucket without a bound follows
     """
 
-    __slots__ = ("_array", "bounds", "counts", "sum")
+    __slots__ = ("_array", "_counts", "bounds", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         assert all(low < high for low, high in pairwise(bounds)), f"{bounds} do not rise"
         self.bounds = tuple(bounds)
         self._array = np.array(bounds, np.float64)
-        self.counts = [0] * (len(bounds) + 1)
+        self._counts = np.zeros(len(bounds) + 1, np.int64)
         self.sum = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
+        self._counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
     def add_all(self, values: Sequence[float]) -> None:
@@ -37,24 +37,21 @@ class Buckets:
                 self.add(value)
             return
         array = np.array(values, np.float64)
-        new = np.bincount(self._array.searchsorted(array), minlength=len(self.counts)).tolist()
-        self.counts = [old + more for old, more in zip(self.counts, new, strict=True)]
+        self._counts += np.bincount(self._array.searchsorted(array), minlength=len(self._counts))
         self.sum += float(array.sum())
 
     def copy(self) -> Buckets:
         """The same counts, out of reach of later values."""
         other = Buckets.__new__(Buckets)
-        other.bounds, other._array, other.counts, other.sum = self.bounds, self._array, list(self.counts), self.sum
+        other.bounds, other._array, other._counts, other.sum = self.bounds, self._array, self._counts.copy(), self.sum
         return other
+
+    @property
+    def counts(self) -> list[int]:
+        """Values of each bucket, the one without a bound last."""
+        return [int(count) for count in self._counts]
 
     def cumulative(self) -> list[tuple[str, float]]:
         """[(upper bound as text, number of values up to it)], the last one `+Inf`."""
-        return list(zip([*map(_shown, self.bounds), "+Inf"], _sums(self.counts), strict=True))
-
-
-def _shown(bound: float) -> str:
-    return repr(float(bound))
-
-
-def _sums(counts: Iterable[int]) -> list[float]:
-    return np.cumsum(list(counts)).astype(float).tolist()
+        bounds = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]
+        return list(zip(bounds, map(float, np.cumsum(self._counts)), strict=True))

@@ -7,7 +7,6 @@ run, when somebody wants to see them. What the numbers are called is said in `me
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -83,8 +82,8 @@ class EngineMetrics:
 
     objectives: Objectives = field(default_factory=Objectives)
     _histograms: dict[str, Buckets] = field(default_factory=lambda: {n: Buckets(b) for n, b in _BOUNDS.items()})
-    _reasons: Counter[str] = field(default_factory=Counter)
-    _outcomes: Counter[str] = field(default_factory=Counter)
+    _reasons: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
+    _outcomes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
     _num_prompt_tokens: int = 0
     _num_cached_tokens: int = 0
     _told: dict[str, _Told] = field(default_factory=dict)
@@ -126,7 +125,8 @@ class EngineMetrics:
 
     def _end(self, output: RequestOutput) -> None:
         reasons = [completion.finish_reason or "error" for completion in output.outputs]
-        self._reasons.update(reasons)
+        for reason in reasons:
+            self._reasons[reason] += 1
         self._outcomes[self.objectives.outcome(reasons, output.metrics)] += 1
         if SERVED.issuperset(reasons):
             self._serve(output)
@@ -161,7 +161,7 @@ class EngineMetrics:
             num_steps=stats.num_steps,
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=self._num_cached_tokens,
-            reasons={reason: self._reasons[reason] for reason in REASONS},
-            outcomes={outcome: self._outcomes[outcome] for outcome in OUTCOMES},
+            reasons=dict(self._reasons),
+            outcomes=dict(self._outcomes),
             histograms={name: buckets.copy() for name, buckets in self._histograms.items()},
         )
