@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from framework import __version__
-from framework.server import chat, completions, errors, models, state, tokens
+from framework.server import chat, completions, errors, metrics, models, state, tokens, tracing
 from framework.server.keys import ApiKeys
 from framework.server.limits import BodyLimit
+from framework.server.metrics_http import CountRequests
 from framework.server.request_ids import RequestIds
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ MODULES = (
     chat,
     tokens,
     state,
+    metrics,
+    tracing,
 )
 
 
@@ -58,4 +61,7 @@ def _add_layers(app: FastAPI, service: Service) -> None:
         from starlette.middleware.cors import CORSMiddleware
 
         app.add_middleware(CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(RequestIds)
+    app.add_middleware(CountRequests, counts=service.metrics.http)
+    if options.otlp_endpoint is not None:
+        app.add_middleware(tracing.TakeContext)
+    app.add_middleware(RequestIds)  # which copies the scope: those that read the route in it are inside
