@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from framework import __version__
-from framework.server import chat, completions, errors, metrics, models, state, tokens, tracing
+from framework.server import chat, completions, errors, metrics, models, responses, state, tokens, tracing
 from framework.server.keys import ApiKeys
 from framework.server.limits import BodyLimit
 from framework.server.metrics_http import CountRequests
@@ -26,6 +26,7 @@ MODULES = (
     models,
     completions,
     chat,
+    responses,
     tokens,
     state,
     metrics,
