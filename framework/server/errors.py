@@ -124,7 +124,12 @@ def install(app: FastAPI) -> None:
     async def on_refused(request: Request, error: Exception) -> Response:
         return answer_of(refused(error))
 
+    async def on_half_a_character(request: Request, error: Exception) -> Response:
+        # What no UTF-8 can hold came from a client, by an escape such as \ud800: pydantic cannot even report it.
+        return answer_of(ApiError(400, "the body holds half of a surrogate pair, which is no character"))
+
     app.add_exception_handler(ApiError, on_api_error)
+    app.add_exception_handler(UnicodeEncodeError, on_half_a_character)
     app.add_exception_handler(RequestError, on_refused)
     app.add_exception_handler(NotBuiltError, on_refused)
     app.add_exception_handler(RequestValidationError, on_invalid)
