@@ -7,7 +7,6 @@ run. A user's error is one line on stderr and exit code 2. Nothing else in the p
 from __future__ import annotations
 
 import io
-import json
 import os
 import shlex
 import signal
@@ -16,7 +15,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from framework.ending import end_at_once, interrupt
 from framework.errors import ConfigError, FrameworkError, did_you_mean, no_such_choice
@@ -24,8 +23,9 @@ from framework.errors import ConfigError, FrameworkError, did_you_mean, no_such_
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from framework.config import Config
+    from framework.config import ComponentConfig, Config
     from framework.runs import RunArgs
+    from framework.runs.engines import KeptWeights
 
 FLAGS_WITH_VALUE = {
     "--cfg": "-c", "--package": "-p", "--config-name": "-cn", "--config-dir": "-cd",
@@ -52,13 +52,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if before is not end_at_once:  # a program of our own ends by itself, save where a run holds its signals
         signal.signal(signal.SIGTERM, interrupt)  # first of all: the imports below take a while
     try:
-        flags, words = split_flags(sys.argv[1:] if argv is None else argv)
+        typed = list(sys.argv[1:] if argv is None else argv)
+        flags, words = split_flags(typed)
         if "--help" in flags:
             print_help(flags)
         elif "--version" in flags:
             print_version()
         else:
-            _run_hydra(flags, words)
+            _run_hydra(flags, words, typed)
         sys.stdout.flush()
     except FrameworkError as error:
         _give_up(error, wants_trace)
@@ -122,21 +123,27 @@ def print_version() -> None:
     print(f"framework {__version__} (plugin API {'.'.join(map(str, API_VERSION))})")
 
 
-def _run_hydra(flags: dict[str, str | None], words: list[str]) -> None:
-    """Composes and runs through Hydra's own main, so that --multirun, launchers, --cfg and completion are Hydra's."""
+def _run_hydra(flags: dict[str, str | None], words: list[str], typed: Sequence[str]) -> None:
+    """Composes and runs through Hydra's own main, so that --multirun, launchers, --cfg and completion are Hydra's.
+
+    typed  the whole command line, which a sweep keeps to be resumed
+    """
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     from framework import composing
-    from framework.sweep import ResultsTable
+    from framework.sweep.callback import SweepFiles
+    from framework.sweep.repetition import spread_repetitions
     from framework.words import Vocabulary, command_words
 
-    ResultsTable.num_failed = 0
+    SweepFiles.argv, SweepFiles.num_failed = typed, 0
     primary = flags.setdefault("--config-name", "config") or "config"
     roots = composing.search_roots(flags.get("--config-dir"))
     if "--shell-completion" not in flags:
         words = command_words(words, Vocabulary.read(roots, primary))
+    if "--multirun" in flags:
+        words = spread_repetitions(words)
     if "--cfg" in flags:
         composing.parts_of(composing.load(words, roots, primary))  # Hydra prints whatever composes: check it first
     _register_search_path()
@@ -152,43 +159,67 @@ def _run_hydra(flags: dict[str, str | None], words: list[str]) -> None:
     finally:
         _restore_trace_switch()
         sys.argv = before[1]
-    if ResultsTable.num_failed:
+    if SweepFiles.num_failed:
         raise SystemExit(1)
 
 
-def _app(cfg: DictConfig) -> None:
-    """One job: Hydra calls it once, or once a combination under --multirun."""
+def _app(cfg: DictConfig) -> float | None:
+    """One job: Hydra calls it once, or once a combination under --multirun, where it returns the sweep's objective."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from framework.composing import parts_of
     from framework.plugins import registry
     from framework.runs import Incomplete
 
     wants_trace = _restore_trace_switch()
-    record = _record if HydraConfig.get().mode == RunMode.MULTIRUN else None
     try:
-        config, run, args = parts_of(cfg)
-        if record is not None:
-            config, args = _with_own_files(config, args)
-        args = _with_command(cfg, args)
-        prepare_environment(config.backend.name)
-        metrics = registry().load_target("run", run.name)(config, args)
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            return _job(cfg, wants_trace)
+        config, run, args = _parts(cfg)
+        if args.sweep.objective is not None:
+            raise ConfigError(f"sweep.objective={args.sweep.objective} means nothing without --multirun. Leave it out")
+        registry().load_target("run", run.name)(config, args)
     except FrameworkError as error:
-        if record is None or wants_trace:
-            _give_up(error, wants_trace)
-        record("error", error=str(error))  # the sweep goes on
-        print(f"error: {error}", file=sys.stderr)
+        _give_up(error, wants_trace)
     except Incomplete as part:
         print(f"error: {part}", file=sys.stderr)
-        if record is None:
-            raise SystemExit(1) from None
-        record("error", metrics=part.metrics, error=str(part))
+        raise SystemExit(1) from None
     except BrokenPipeError:  # Hydra would show its trace
         _end_unread()
-    else:
-        if record is not None:
-            record("ok", metrics=metrics)
+    return None
+
+
+def _job(cfg: DictConfig, wants_trace: bool) -> float | None:
+    """One job of a sweep: what goes wrong stands in its result, and the sweep goes on."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from framework.plugins import registry
+    from framework.sweep.callback import place_of
+    from framework.sweep.job import run_job
+
+    place, objective = place_of(HydraConfig.get()), cfg.sweep.objective
+
+    def work(kept: KeptWeights) -> Mapping[str, float] | None:
+        config, run, args = _parts(cfg)
+        config, args = _with_own_files(config, replace(args, kept=kept))
+        metrics: Mapping[str, float] | None = registry().load_target("run", run.name)(config, args)
+        if objective is not None and objective not in (metrics or {}):
+            raise no_such_choice("sweep.objective", objective, metrics or ())
+        return metrics
+
+    found: float | None = run_job(place, work, keep=cfg.sweep.keep_weights, wants_trace=wants_trace).get(objective)
+    return found
+
+
+def _parts(cfg: DictConfig) -> tuple[Config, ComponentConfig, RunArgs]:
+    """What a run is called with, and the environment as its backend wants it."""
+    from framework.composing import parts_of
+    from framework.sweep.repetition import with_seeds_of
+
+    config, run, args = parts_of(cfg)
+    config, args = with_seeds_of(args.sweep.repetition, config, args)
+    prepare_environment(config.backend.name)
+    return config, run, _with_command(cfg, args)
 
 
 def _with_command(cfg: DictConfig, args: RunArgs) -> RunArgs:
@@ -233,16 +264,6 @@ def prepare_environment(backend: str = "auto") -> None:
     if "torch" not in sys.modules:
         for name, value in registry().environment(backend).items():
             os.environ.setdefault(name, value)
-
-
-def _record(status: str, metrics: Mapping[str, Any] | None = None, error: str | None = None) -> None:
-    """Writes `result.json` into the folder of a job of a sweep."""
-    from hydra.core.hydra_config import HydraConfig
-
-    job = HydraConfig.get()
-    overrides = [str(word).lstrip("+") for word in job.overrides.task]
-    result = {"overrides": overrides, "status": status, "metrics": dict(metrics or {}), "error": error}
-    Path(job.runtime.output_dir, "result.json").write_text(json.dumps(result, indent=1, default=str), encoding="utf-8")
 
 
 def _with_own_files(config: Config, args: RunArgs) -> tuple[Config, RunArgs]:

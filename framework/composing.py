@@ -42,12 +42,13 @@ from framework.plugins import registry
 from framework.promised import refuse_key
 from framework.request import SamplingParams
 from framework.runs import RunArgs
+from framework.runs.options import SweepOptions
 from framework.server.metrics_slo import Objectives
 from framework.server.options import ServerOptions
 from framework.stage_order import Place, solve_order
 from framework.words import RUN_TEXTS, TEXT_KEYS, Roots, Vocabulary, override_words
 
-NODES = ("model", "engine", "kv_cache", "scheduler", "sampler", *COMPONENT_GROUPS, "run", "bench", "server")
+NODES = ("model", "engine", "kv_cache", "scheduler", "sampler", *COMPONENT_GROUPS, "run", "bench", "server", "sweep")
 UNBOUND = {"auto", "none"}
 """Names that stand for no component: the builder chooses one, or there is none."""
 STAGES = "sampler.stages."
@@ -260,8 +261,9 @@ def _run_args(nodes: Mapping[str, Any], options: Mapping[str, Any]) -> RunArgs:
     for key in ("prompt", "system"):
         texts[key] = _read_at(key, texts[key])
     server = _server(nodes["server"])
+    sweep = SweepOptions(**conform(SweepOptions, nodes["sweep"], "sweep"))
     bench = _component("bench", nodes["bench"])
-    return RunArgs(**texts, options=options, bench=bench, server=server)
+    return RunArgs(**texts, options=options, bench=bench, server=server, sweep=sweep)
 
 
 def _server(node: Mapping[str, Any]) -> ServerOptions:

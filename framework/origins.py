@@ -22,7 +22,7 @@ from framework.discovery import OURS
 from framework.runs import Setting
 from framework.words import TEXT_KEYS, Roots
 
-NOT_SHOWN = ("hydra", "run", "bench", "server")
+NOT_SHOWN = ("hydra", "run", "bench", "server", "sweep")
 """Nodes that say what the command line does, and nothing of the engine."""
 Origins = dict[str, tuple[str, str]]
 

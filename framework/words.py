@@ -73,7 +73,7 @@ def override_words(typed: Iterable[str], vocabulary: Vocabulary) -> list[str]:
         key, equals, _ = word.lstrip("+").partition("=")
         if word.startswith("-") or not (equals or word.startswith("~")):
             raise ConfigError(f"override {word!r} is not KEY=VALUE. Flags and bare words belong to the command line")
-        if key in RUN_TEXTS or re.match(r"(run|bench|server|hydra)\b", key):
+        if key in RUN_TEXTS or re.match(r"(run|bench|server|sweep|hydra)\b", key):
             refuse_key(key)
             raise ConfigError(f"override {word!r}: {key} belongs to the command line alone. Leave it out")
     return command_words(words, vocabulary)

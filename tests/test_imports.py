@@ -30,7 +30,7 @@ LEVELS = (
 """Every part of the core, from the top down: a part imports those of lower levels only, none beside it."""
 UPWARDS = {("config", "composing")}
 """`config.compose` is the public door to Hydra: it imports the composer when it is called, and not before."""
-MAY_IMPORT_HYDRA = {"cli.py", "composing.py", "origins.py", "sweep.py"}
+MAY_IMPORT_HYDRA = {"cli.py", "composing.py", "origins.py", "callback.py"}
 
 
 def imports_of(path, runtime_only=False):

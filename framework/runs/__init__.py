@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from framework.config import ComponentConfig
+from framework.runs.options import SweepOptions
 from framework.server.options import ServerOptions
+
+if TYPE_CHECKING:
+    from framework.runs.engines import KeptWeights
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class RunArgs:
     target          what a run such as `check` is about
     bench           the workload of `run=bench`, with its options
     server          keys `server.*`, for `run=serve`
+    sweep           keys `sweep.*`, for the command line
+    kept            in a sweep, the weights that a job may take over and leave; None in a run of its own
     command         the command line as it can be typed again, empty when there was none
     typed           {key: word} of its words in their order, empty when there was none
     settings        who set which value; empty when there was no command line
@@ -56,6 +62,8 @@ class RunArgs:
     options: Mapping[str, Any] = field(default_factory=dict)
     bench: ComponentConfig = field(default_factory=lambda: ComponentConfig("throughput"))
     server: ServerOptions = field(default_factory=ServerOptions)
+    sweep: SweepOptions = field(default_factory=SweepOptions)
+    kept: KeptWeights | None = None
     command: str = ""
     typed: Mapping[str, str] = field(default_factory=dict)
     settings: Callable[[], Sequence[Setting]] = tuple

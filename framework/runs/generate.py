@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from framework.errors import ConfigError
 from framework.request import CompletionOutput, Logprob, OutputKind, RequestOutput, SamplingParams
 from framework.runs import Incomplete
+from framework.runs.engines import open_engine
 from framework.runs.loading import announce
 from framework.runs.output_file import OutputFile, refuse_same_file
 from framework.runs.signals import held_signals
@@ -76,12 +77,10 @@ def run(config: Config, args: RunArgs) -> dict[str, float]:
         if not jobs:
             return _nothing_to_do(args, sink)
         announce(config)
-        from framework.engine.llm import LLM
-
-        llm = stack.enter_context(LLM(config=config))
+        engine = stack.enter_context(open_engine(config, args.kept))
         # Several completions of one prompt are printed one after the other, so that they do not run into each other.
-        streams = sink is None and args.prompt is not None and llm.engine.admission.defaults.n == 1
-        return _Generation(llm.engine, sink, streams, num_refused).run(jobs)
+        streams = sink is None and args.prompt is not None and engine.admission.defaults.n == 1
+        return _Generation(engine, sink, streams, num_refused).run(jobs)
 
 
 def _nothing_to_do(args: RunArgs, sink: OutputFile | None) -> dict[str, float]:

@@ -43,6 +43,30 @@ class NewOptions:
 
 
 @dataclass(frozen=True)
+class SweepOptions:
+    """Keys `sweep.*`.
+
+    repetitions   of every combination of a sweep; the command line spells them out as values of `repetition`
+    repetition    added to every seed of the job; None: seeds as configured
+    keep_weights  from one job of a process to the next, where their keys are the same
+    objective     the figure that a job returns to a sweeper which searches; None: none
+    """
+
+    repetitions: int = 1
+    repetition: int | None = None
+    keep_weights: bool = True
+    objective: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.repetitions != 1:
+            raise ConfigError(
+                f"sweep.repetitions={self.repetitions} is a word of the command line, beside --multirun. "
+                "Type it there, or leave it at 1"
+            )
+        check_count("sweep.repetition", self.repetition, 0)
+
+
+@dataclass(frozen=True)
 class BenchOptions:
     """json: one JSON object instead of tables. warmup, rounds: untimed and timed passes. plot: an SVG file.
 

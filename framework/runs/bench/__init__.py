@@ -17,6 +17,8 @@ from framework.plugins import registry
 from framework.runs.bench.plot import write_plot
 from framework.runs.bench.profile import check_profile, profile_round
 from framework.runs.bench.report import Report
+from framework.runs.engines import open_engine
+from framework.runs.figures import Figures
 from framework.runs.loading import announce
 from framework.runs.options import BenchOptions
 from framework.runs.output_file import OutputFile, refuse_same_file
@@ -28,12 +30,13 @@ if TYPE_CHECKING:
     from framework.engine.engine import Engine
     from framework.interfaces import Bench, BenchRound
     from framework.runs import RunArgs
+    from framework.runs.engines import KeptWeights
 
 
 def run(config: Config, args: RunArgs) -> dict[str, float]:
     """Prints the report; `output=` gets it as JSON, `run.plot=` as SVG, `run.profile=` a trace of a few steps.
 
-    Returns the medians, the metrics of a sweep.
+    Returns the medians with their units, the metrics of a sweep.
     """
     options = build_options(BenchOptions, args.options, "run")
     plugins, name = registry(), args.bench.name
@@ -48,13 +51,13 @@ def run(config: Config, args: RunArgs) -> dict[str, float]:
     with ExitStack() as stack:
         sink = stack.enter_context(OutputFile(args.output)) if args.output else None
         stop = stack.enter_context(held_signals())
-        _measure(bench, config, options, report, stop)
+        _measure(bench, config, args.kept, options, report, stop)
         if not report.rounds:
             print("no round was done, so there is no report", file=sys.stderr)
             stop.end()
         _show(report, options, sink, bench)
         stop.end()
-    return report.medians()
+    return Figures(report.medians(), report.units)
 
 
 def _refuse(args: RunArgs, bench: Bench) -> None:
@@ -67,15 +70,15 @@ def _refuse(args: RunArgs, bench: Bench) -> None:
         refuse_unread("bench", args, {"server": OF_BENCH["server"]})
 
 
-def _measure(bench: Bench, config: Config, options: BenchOptions, report: Report, stop: Stop) -> None:
+def _measure(
+    bench: Bench, config: Config, kept: KeptWeights | None, options: BenchOptions, report: Report, stop: Stop
+) -> None:
     """Adds the rounds to the report, those before an interrupt when there is one."""
     with ExitStack() as stack:
         engine = None
         if bench.needs_engine:
             announce(config)
-            from framework.engine.llm import LLM
-
-            engine = stack.enter_context(LLM(config=config)).engine
+            engine = stack.enter_context(open_engine(config, kept))
             report.engine = dict(engine.facts)
         bench.check(engine)
         stack.callback(getattr(bench, "close", lambda: None))
