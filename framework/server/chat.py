@@ -28,6 +28,7 @@ from framework.server.tool_calls import (
     ToolCall,
     ToolFormat,
     ToolStream,
+    collected,
     is_forced,
 )
 
@@ -54,12 +55,13 @@ def routes(service: Service) -> APIRouter:
 
 @dataclass(frozen=True)
 class UsedTools:
-    """Tools that the model may call in one answer."""
+    """Tools that the model may call in one answer. reasoning_end: text behind which calls stand that are asked for."""
 
     style: ToolFormat
     tools: Sequence[Mapping[str, Any]]
     choice: Any
     parallel: bool
+    reasoning_end: str | None = None
 
     @property
     def forced(self) -> bool:
@@ -69,7 +71,9 @@ class UsedTools:
         return self.style.constraint(self.tools, self.choice, self.parallel)
 
     def stream(self) -> ToolStream:
-        return self.style.stream(forced=self.forced, tools=self.tools, parallel=self.parallel)
+        return self.style.stream(
+            forced=self.forced, tools=self.tools, parallel=self.parallel, reasoning_end=self.reasoning_end
+        )
 
 
 async def tools_of(service: Service, body: ChatBody) -> UsedTools | None:
@@ -91,7 +95,8 @@ async def tools_of(service: Service, body: ChatBody) -> UsedTools | None:
             param="tools",
             code="not_supported",
         )
-    return UsedTools(style, body.tools or (), choice, body.parallel_tool_calls is not False)
+    reasoning_end = service.config.grammar.reasoning_end
+    return UsedTools(style, body.tools or (), choice, body.parallel_tool_calls is not False, reasoning_end)
 
 
 def params_of_chat(service: Service, body: ChatBody, tools: UsedTools | None) -> SamplingParams:
@@ -168,10 +173,8 @@ class Reply:
         message: dict[str, Any] = {"role": "assistant", "content": one.text, "refusal": None}
         calls: list[ToolCall] = []
         if self.tools is not None:
-            used = self.tools
-            message["content"], calls = used.style.parse(
-                one.text, forced=used.forced, tools=used.tools, parallel=used.parallel
-            )
+            reader = self.tools.stream()
+            message["content"], calls = collected([*reader.feed(one.text), *reader.finish()])
         if calls:
             message["tool_calls"] = [
                 {"id": self.call_id(), "type": "function", "function": {"name": c.name, "arguments": c.arguments}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -128,6 +129,17 @@ class ResponsesBody(Body):
             raise _together("stream_options", "stream_options needs stream=true")
         if self.format is not None and is_forced(choice_of_chat(self.tool_choice)):
             raise _together("text", "text.format cannot go together with tools that have to be called; leave out one")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_repeated(self) -> ResponsesBody:
+        """The answer repeats these: half of a surrogate pair, and NaN, which some take for JSON, cannot be sent."""
+        repeated = [self.tools, self.tool_choice, None if self.format is None else self.format.schema_]
+        for name, value in zip(("tools", "tool_choice", "text"), repeated, strict=True):
+            try:
+                json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+            except (ValueError, RecursionError) as error:
+                raise _together(name, f"{name} cannot be written as JSON ({error})") from None
         return self
 
     @property

@@ -333,3 +333,14 @@ def test_refusal_of_a_stream_is_an_answer_of_its_own(client):
         client.responses.create(model="other", input="<hi>", stream=True)
     with pytest.raises(openai.BadRequestError, match="temperature"):
         create(client, temperature=-1.0, stream=True)
+
+
+@pytest.mark.parametrize("tool", ['{"type": "function", "name": "f", "description": "\\ud800"}',
+                                  '{"type": "function", "name": "f", "parameters": {"minimum": NaN}}'])  # fmt: skip
+def test_what_the_answer_could_not_repeat_is_refused(client, tool):
+    import httpx
+
+    body = f'{{"input": "<hi>", "tool_choice": "none", "tools": [{tool}]}}'
+    headers = {"content-type": "application/json"}
+    answer = httpx.post(f"{client.base_url}responses", content=body, headers=headers)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "tools", answer.text

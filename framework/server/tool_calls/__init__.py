@@ -5,11 +5,10 @@ requests; called by the routes for chat and responses.
     messages, shown = tools.prompt(messages, request.tools)           # for apply_chat_template(messages, tools=shown)
     constraint = tools.constraint(request.tools, request.tool_choice, parallel)        # for structured_outputs, or None
     skip_special_tokens = not tools.keeps_special_tokens
-    forced = is_forced(request.tool_choice)
-    content, calls = tools.parse(text, forced=forced, tools=request.tools, parallel=parallel)        # the whole text
-    stream = tools.stream(forced=forced, tools=request.tools, parallel=parallel)                     # or as it comes
+    stream = tools.stream(forced=is_forced(request.tool_choice), tools=request.tools, parallel=parallel)
     for event in stream.feed(delta): ...      # TextDelta(text), CallStarted(index, name), ArgumentsDelta(index, text)
     for event in stream.finish(): ...
+    content, calls = tools.parse(text, ...)   # the same for a whole text, with the arguments of `stream`
 
 `tools` and `tool_choice` have the form of chat completions (`{"type": "function", "function": {...}}`). With
 `tool_choice="none"` nothing of this is used: tools are not shown, and text stays text. A call's id is
@@ -19,7 +18,7 @@ requests; called by the routes for chat and responses.
 from framework.server.tool_calls.choosing import FORMATS, parser_for
 from framework.server.tool_calls.constraint import is_forced
 from framework.server.tool_calls.events import ArgumentsDelta, CallStarted, Event, TextDelta, ToolCall
-from framework.server.tool_calls.tool_format import ToolFormat, ToolStream
+from framework.server.tool_calls.tool_format import ToolFormat, ToolStream, collected
 
 __all__ = [
     "FORMATS",
@@ -30,6 +29,7 @@ __all__ = [
     "ToolCall",
     "ToolFormat",
     "ToolStream",
+    "collected",
     "is_forced",
     "parser_for",
 ]
