@@ -1,20 +1,15 @@
 """A server of ours in a process of its own: started with the configuration at hand, waited for, and ended.
 
-Run as a module it is that process: the configuration comes through stdin, which stays open as long as the server is
-wanted, so that it ends even when nobody can tell it to.
+What that process does is `runs/bench/serve_process.py`'s.
 """
 
 from __future__ import annotations
 
-import os
 import pickle
-import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -22,15 +17,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from framework.errors import ConfigError, FrameworkError
+from framework.errors import ConfigError
+from framework.runs.bench.serve_process import LENGTH, REFUSED
 
 if TYPE_CHECKING:
     from framework.config import Config
     from framework.server.options import ServerOptions
 
 TICK_S = 0.1
-REFUSED = 2  # exit code of the process for a user's error
-LENGTH = struct.Struct("!Q")
 
 
 class OwnServer:
@@ -43,7 +37,7 @@ class OwnServer:
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`; a pipe that nobody reads would fill up
-        program = [sys.executable, "-m", "framework.runs.bench.serve.server"]
+        program = [sys.executable, "-m", "framework.runs.bench.serve_process"]
         self._child = subprocess.Popen(
             program, stdin=subprocess.PIPE, stdout=self._said, stderr=self._said, start_new_session=True
         )  # a Ctrl-C is ours alone: the answers that are under way come first
@@ -60,8 +54,7 @@ class OwnServer:
         """Ends the process: in order where it can, and within seconds."""
         try:
             if self._child.stdin is not None:
-                self._child.stdin.close()
-            self._child.send_signal(signal.SIGTERM)
+                self._child.stdin.close()  # it sends itself SIGTERM; a second one would break it off
             self._child.wait(timeout=30)
         except (OSError, subprocess.TimeoutExpired):
             self._child.kill()
@@ -109,27 +102,3 @@ def _free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
-
-
-def _end_with_stdin() -> None:
-    """Ends this process in order once whoever started it is gone."""
-    sys.stdin.buffer.read()
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _process() -> None:
-    from framework.runs import RunArgs
-    from framework.runs.serve import run
-
-    (length,) = LENGTH.unpack(sys.stdin.buffer.read(LENGTH.size))
-    config, options = pickle.loads(sys.stdin.buffer.read(length))
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
-    run(config, RunArgs(server=options))
-
-
-if __name__ == "__main__":
-    try:
-        _process()
-    except FrameworkError as error:
-        print(error, file=sys.stderr)
-        sys.exit(REFUSED)
