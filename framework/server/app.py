@@ -13,7 +13,20 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from framework import __version__
-from framework.server import chat, completions, errors, metrics, models, responses, state, tokens, tracing
+from framework.server import (
+    about,
+    chat,
+    completions,
+    errors,
+    live,
+    metrics,
+    models,
+    page,
+    responses,
+    state,
+    tokens,
+    tracing,
+)
 from framework.server.keys import ApiKeys
 from framework.server.limits import BodyLimit
 from framework.server.metrics_http import CountRequests
@@ -31,6 +44,9 @@ MODULES = (
     state,
     metrics,
     tracing,
+    about,
+    live,
+    page,
 )
 
 

@@ -6,10 +6,10 @@ A module of routes has `routes(service) -> APIRouter`; `app` puts them together.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from framework.server.errors import ApiError
 from framework.server.metrics_server import ServerMetrics
@@ -69,7 +69,8 @@ SHUT_DOWN = "the server is shutting down"
 
 @dataclass(frozen=True)
 class Service:
-    """model_name: as clients ask for it. created: when the server was started, seconds since 1970."""
+    """model_name: as clients ask for it. created: when the server was started, seconds since 1970. settings: every
+    value with who set it, objects with key, value, source and where; empty where there was no command line."""
 
     llm: AsyncLLM
     config: Config
@@ -78,6 +79,7 @@ class Service:
     options: ServerOptions = field(default_factory=ServerOptions)
     load: Load = field(default_factory=Load)
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
+    settings: Sequence[Any] = ()
 
     @property
     def most_open(self) -> int:
