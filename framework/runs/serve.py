@@ -15,7 +15,7 @@ from framework.runs.unread import OF_BENCH, refuse_texts, refuse_unread
 from framework.server.app import make_app
 from framework.server.models import model_name
 from framework.server.service import Service
-from framework.server.serving import address_of, bound_socket, serve
+from framework.server.serving import address_of, bound_socket, make_server
 
 if TYPE_CHECKING:
     from framework.config import Config
@@ -37,11 +37,11 @@ def run(config: Config, args: RunArgs) -> None:
         announce(config)
         with AsyncLLM(config=config) as llm:
             name = model_name(config, options)
-            service = Service(llm, config, name, int(time.time()), options)
+            service = Service(llm, config, name, int(time.time()), options, settings=args.settings())
             address = address_of(sock)
 
             def ready() -> None:
                 print(f"serving {name} at {address} (page, /v1, /metrics, /docs)", flush=True)
 
-            serve(make_app(service), service.load, options, sock, ready)
+            make_server(make_app(service), service.load, options, ready).run(sockets=[sock])
     print("the server has ended", file=sys.stderr)

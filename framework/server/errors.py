@@ -62,7 +62,7 @@ def error_body(status: int, message: str, param: str | None = None, code: str | 
 def refused(error: Exception) -> ApiError:
     """The answer to a request that a check refused with a ValueError or TypeError: 400, with the field it names."""
     message = str(error)
-    message = message.replace("SamplingParams.", "")
+    message = message.replace("SamplingParams.", "").replace("prompt_token_ids", "prompt")
     param = "n" if message.startswith("n ") else next((w for w in re.findall(r"\w+", message) if w in _FIELDS), None)
     code = "not_supported" if isinstance(error, NotBuiltError) else "invalid_value"
     return ApiError(400, message, param=param, code=code)

@@ -56,8 +56,8 @@ def address_of(sock: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def serve(app: ASGIApp, load: Load, options: ServerOptions, sock: socket.socket, ready: Callable[[], None]) -> None:
-    """Serves until a signal ends it. ready: called when requests are taken."""
+def make_server(app: ASGIApp, load: Load, options: ServerOptions, ready: Callable[[], None]) -> Server:
+    """A server whose `run(sockets=[...])` serves until a signal ends it. ready: called when requests are taken."""
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -69,7 +69,7 @@ def serve(app: ASGIApp, load: Load, options: ServerOptions, sock: socket.socket,
         server_header=False,
         ws="none",
     )
-    Server(config, load, options, ready).run(sockets=[sock])
+    return Server(config, load, options, ready)
 
 
 class Server(uvicorn.Server):
