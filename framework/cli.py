@@ -134,6 +134,7 @@ def _run_hydra(flags: dict[str, str | None], words: list[str], typed: Sequence[s
 
     from framework import composing
     from framework.sweep.callback import SweepFiles
+    from framework.sweep.job import forget_weights
     from framework.sweep.repetition import spread_repetitions
     from framework.words import Vocabulary, command_words
 
@@ -157,6 +158,7 @@ def _run_hydra(flags: dict[str, str | None], words: list[str], typed: Sequence[s
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(composing.one_line(error)) from error
     finally:
+        forget_weights()
         _restore_trace_switch()
         sys.argv = before[1]
     if SweepFiles.num_failed:

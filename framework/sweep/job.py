@@ -76,6 +76,11 @@ def run_job(place: Place, work: Work, keep: bool = True, wants_trace: bool = Fal
     return dict(result["metrics"])
 
 
+def forget_weights() -> None:
+    """Gives up what the last job left, when the sweep is over."""
+    _kept.begin(keep=False)
+
+
 def _outcome(work: Work, wants_trace: bool) -> dict[str, Any]:
     """What becomes of the work, as it stands in the result."""
     try:

@@ -121,7 +121,8 @@ def test_table_of_a_sweep_is_made_again_on_request(tmp_path):
     (tmp_path / "sweep" / "0" / "result.json").write_text(json.dumps(result))
     assert sweep("sweep").returncode == 0
     assert "a=1" in (tmp_path / "sweep" / "results.md").read_text()
-    for words, message in (([], "usage: python -m framework.sweep [--resume] DIR"), (["nowhere"], "nowhere: there is no such")):
+    usage = "usage: python -m framework.sweep [--resume] DIR"
+    for words, message in (([], usage), (["nowhere"], "nowhere: there is no such")):
         refused = sweep(*words)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
         assert message in refused.stderr
