@@ -45,18 +45,6 @@ def test_text_without_calls_is_given_whole(name, text):
         assert content == text
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "qwen_xml"])
-@settings(max_examples=150, deadline=None)
-@given(text=TEXTS)
-def test_letters_of_a_text_are_said_or_stand_in_calls(name, text):
-    """What may go missing is what holds calls together."""
-    content, calls = FORMATS[name].parse(text)
-    given_out = "".join([content or "", *(part for call in calls for part in (call.name, call.arguments))])
-    for word in ("Hello", "1.5"):
-        outside = text.count(word) - given_out.count(word)
-        assert outside == 0 or calls  # a call may have members beside its own
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     said=st.text("ab <{[\n", max_size=12),
