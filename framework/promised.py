@@ -11,7 +11,6 @@ from framework.errors import NotBuiltError
 
 OPTIONS: dict[str, tuple[str, ...]] = {
     "backend": ("tpu",),
-    "run": ("replay",),
 }
 KEYS: tuple[str, ...] = ()
 

@@ -17,6 +17,8 @@ from framework.engine.differences import Unlike, first_unlike
 from framework.engine.recording import RecordedRequest
 from framework.errors import FrameworkError
 from framework.interfaces import KVGroup
+from framework.rng import MASK64, child_seed
+from framework.sampling.trail import SEED, watched_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,50 +27,58 @@ if TYPE_CHECKING:
     from framework.config import Config, SamplerConfig
     from framework.engine.choice import Choice
     from framework.engine.engine import Engine
+    from framework.engine.replaying import Suspect
     from framework.sampling.trail import Trail
 
 _ROW = 1
 
 
-def find_stage(
-    engine: Engine,
-    sampler: SamplerConfig,
-    then: RecordedRequest,
-    now: RecordedRequest,
-    logits: Any,
-    mask: NDArray[np.int32] | None,
-) -> Unlike | str:
-    """The first stage that does something else with `logits` [V], or why there is none to be named.
+def find_stage(engine: Engine, sampler: SamplerConfig, suspect: Suspect, token: int | None) -> Unlike | str:
+    """The first stage that does something else with the row's logits, or why there is none to be named.
 
-    sampler    the recorded one, beside that of the engine
-    then, now  the request before the token, with the parameters and the seed of the recording and of the replay
+    sampler  the recorded one, beside that of the engine
+    token    the recorded one
     """
+    then, now, logits, mask = suspect.recorded, suspect.request, suspect.logits, suspect.mask
+    named = then.params.seed
+    if named is not None and child_seed(named & MASK64, then.sample_index) != then.seed:
+        return Unlike(SEED, f"the trace has {then.seed} for the request, and its parameters have {named}")
     try:
-        recorded = _trail(engine, replace(engine.config, sampler=sampler), then, logits, mask)
+        recorded = _Row(engine, replace(engine.config, sampler=sampler), then, logits, mask)
     except FrameworkError as error:
         return f"the recorded pipeline cannot be built here: {error}"
-    unlike = first_unlike(recorded, _trail(engine, engine.config, now, logits, mask))
-    return unlike or (
+    present = _Row(engine, engine.config, now, logits, mask)
+    if unlike := first_unlike(recorded.trail(), present.trail()):
+        return unlike
+    forbids = None if token is None else present.pipeline.forbids(present.logits, present.rows, token)
+    if forbids is not None:
+        return Unlike(forbids, f"it forbids token {token}, with the options that it had then")
+    return (
         "both pipelines draw the same here, so what differs is no value of the configuration: the code of a stage, "
         "weights, backend, threads or rounding. Record with engine.trace_stages=true, and the stage is named"
     )
 
 
-def _trail(
-    engine: Engine, config: Config, request: RecordedRequest, logits: Any, mask: NDArray[np.int32] | None
-) -> Trail:
-    from framework.sampling.trail import watched_rows
-    from framework.sampling.watched import WatchedPipeline
+class _Row:
+    """A pipeline of its own with one request in it."""
 
-    scheduler = replace(config.scheduler, max_num_seqs=1)
-    choice = choose(replace(config, scheduler=scheduler, trace=None), engine.plugins, engine.loaded)
-    pipeline = WatchedPipeline(choice.pipeline)
-    _admit(choice, pipeline, request)
-    device = choice.backend.device
-    result = pipeline.sample(logits.to(device).unsqueeze(0).clone(), _rows(device, request, mask))
-    watched = watched_rows(pipeline.collect_payloads(result))
-    assert watched is not None and len(watched.trails) == 1, watched
-    return watched.trails[0]
+    def __init__(
+        self, engine: Engine, config: Config, request: RecordedRequest, logits: Any, mask: NDArray[np.int32] | None
+    ) -> None:
+        from framework.sampling.watched import WatchedPipeline
+
+        scheduler = replace(config.scheduler, max_num_seqs=1)
+        choice = choose(replace(config, scheduler=scheduler, trace=None), engine.plugins, engine.loaded)
+        self.pipeline = WatchedPipeline(choice.pipeline)
+        _admit(choice, self.pipeline, request)
+        device = choice.backend.device
+        self.logits, self.rows = logits.to(device).unsqueeze(0), _rows(device, request, mask)
+
+    def trail(self) -> Trail:
+        result = self.pipeline.sample(self.logits.clone(), self.rows)
+        watched = watched_rows(self.pipeline.collect_payloads(result))
+        assert watched is not None and len(watched.trails) == 1, watched
+        return watched.trails[0]
 
 
 def _admit(choice: Choice, pipeline: Any, request: RecordedRequest) -> None:

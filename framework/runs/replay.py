@@ -129,9 +129,7 @@ def _explained(engine: Engine, recording: Recording, config: Config, outcome: Ou
         return first
     from framework.engine.suspects import find_stage
 
-    found = find_stage(
-        engine, recording.config.sampler, suspect.recorded, suspect.request, suspect.logits, suspect.mask
-    )
+    found = find_stage(engine, recording.config.sampler, suspect, first.recorded)
     if isinstance(found, Unlike):
         return replace(first, stage=found.stage, how=found.how)
     return replace(first, how="; ".join(part for part in (first.how, found) if part))

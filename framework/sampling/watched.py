@@ -6,6 +6,7 @@ tokens are drawn as everywhere. The builder puts it in the pipeline's place when
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from framework.batch import Rows
     from framework.sampling.deployed import Deployed
 
+    Interval = tuple[Tensor, Tensor]
+    Measure = Callable[[Tensor, Interval | None], Tensor]  # [n, V] logits, and [n] bounds behind thresholds, to [n]
+
 
 def digest(values: Tensor) -> Tensor:
     """[L, n] float32 -> [L] int64: bits times an odd number that their place gives, summed modulo 2^64.
@@ -37,6 +41,10 @@ def digest(values: Tensor) -> Tensor:
     return (bits * (place | 1)).sum(1)
 
 
+def _digest(work: Tensor, interval: Interval | None) -> Tensor:
+    return digest(work if interval is None else torch.stack(interval, 1))
+
+
 class WatchedPipeline(SamplerPipeline):
     """The pipeline itself, with its stages and rows, and `WatchedRows` among the payloads of each step that samples."""
 
@@ -46,11 +54,11 @@ class WatchedPipeline(SamplerPipeline):
         self._keep_logits = keep_logits
 
     def sample(self, logits: Tensor, rows: Rows) -> SampleResult:
-        steps = self._walk(logits, rows)
+        steps = self._walk(logits, rows, _digest)
         kept = logits.clone() if self._keep_logits else None
         result = super().sample(logits, rows)
         each = self._bits[rows.req_idx_np].copy()  # rows may change hands before the step is collected
-        result.payloads[WATCHED] = _Watched(steps.keys, steps.bits, each, torch.stack(steps.digests), rows.seed, kept)
+        result.payloads[WATCHED] = _Watched(steps.keys, steps.bits, each, torch.stack(steps.values), rows.seed, kept)
         return result
 
     def collect_payloads(self, result: SampleResult) -> dict[str, Any]:
@@ -69,32 +77,47 @@ class WatchedPipeline(SamplerPipeline):
             before = value if bit & bits else before
         return [*trail, (self._select.key if draws or self._all_greedy else ARGMAX, token)]
 
-    def _walk(self, logits: Tensor, rows: Rows) -> _Steps:
-        """The stages one by one, as `sample` runs them without a backend's operations."""
+    def forbids(self, logits: Tensor, rows: Rows, token: int) -> str | None:
+        """The first stage behind which a row, the only one, cannot draw the token; None where it can."""
+        bits = int(self._bits[rows.req_idx_np[0]])
+
+        def allows(work: Tensor, interval: Interval | None) -> Tensor:
+            value = work[:, token]
+            kept = value > -torch.inf
+            return (kept if interval is None else kept & (interval[0] <= value) & (value <= interval[1])).long()
+
+        steps = self._walk(logits, rows, allows)
+        columns = zip(steps.keys, steps.bits, torch.stack(steps.values)[:, 0].tolist(), strict=True)
+        return next(
+            (key for key, bit, is_allowed in columns if key is not None and bit & bits and not is_allowed), None
+        )
+
+    def _walk(self, logits: Tensor, rows: Rows, measure: Measure) -> _Steps:
+        """The stages one by one, as `sample` runs them without a backend's operations, and what is behind each."""
         plan, steps = self._plan(rows), _Steps()
         work = logits.float().clone()
-        steps.add(LOGITS, _EVERY_ROW, digest(work))
+        steps.add(LOGITS, _EVERY_ROW, measure(work, None))
         for one in self._running(self._shared, plan):
             self._apply([one], work, rows)
-            steps.add(one.key, one.bit, digest(work))
+            steps.add(one.key, one.bit, measure(work, None))
         if plan.random is not None:
             index = sent(plan.random, work.device)
-            self._walk_random(work.index_select(0, index), rows.at(index, plan.random), index, steps)
+            self._walk_random(work.index_select(0, index), rows.at(index, plan.random), index, steps, measure)
         return steps
 
-    def _walk_random(self, work: Tensor, rows: Rows, index: Tensor, steps: _Steps) -> None:
-        def place(values: Tensor) -> Tensor:
-            return torch.zeros_like(steps.digests[0]).index_copy(0, index, values)
+    def _walk_random(self, work: Tensor, rows: Rows, index: Tensor, steps: _Steps, measure: Measure) -> None:
+        def place(interval: Interval | None) -> Tensor:
+            return torch.zeros_like(steps.values[0]).index_copy(0, index, measure(work, interval))
 
         bits = int(np.bitwise_or.reduce(self._bits[rows.req_idx_np]))
         for one in self._of(self._reshaping, bits):
             self._apply([one], work, rows)
-            steps.add(one.key, one.bit, place(digest(work)))
+            steps.add(one.key, one.bit, place(None))
         interval = open_interval(len(work), work.device)
-        steps.add(None, DRAWS, place(digest(torch.stack(interval, 1))))
+        steps.add(None, DRAWS, place(interval))
         for one in self._of(self._thresholds, bits):
             interval = one.stage.bounds(work, rows, *interval)
-            steps.add(one.key, one.bit, place(digest(torch.stack(interval, 1))))
+            steps.add(one.key, one.bit, place(interval))
 
     @staticmethod
     def _of(stages: list[Deployed], bits: int) -> list[Deployed]:
@@ -107,16 +130,17 @@ _EVERY_ROW = 1 << 64
 
 @dataclass
 class _Steps:
-    """keys: of the stages that ran, None where a new chain begins; bits: of the rows that want each; digests [L]."""
+    """keys: of the stages that ran, None where a new chain begins; bits: of the rows that want each; values: [L] each,
+    measured behind it."""
 
     keys: list[str | None] = field(default_factory=list)
     bits: list[int] = field(default_factory=list)
-    digests: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
 
     def add(self, key: str | None, bit: int, value: Tensor) -> None:
         self.keys.append(key)
         self.bits.append(bit)
-        self.digests.append(value)
+        self.values.append(value)
 
 
 @dataclass

@@ -71,14 +71,6 @@ def test_third_bare_word_is_refused(vocabulary):
         command_words(["plugins", "b", "c"], vocabulary)
 
 
-@pytest.mark.parametrize("run", ["replay"])
-def test_promised_run_is_refused_as_not_built(vocabulary, run):
-    with pytest.raises(
-        NotBuiltError, match=rf"run={run} is not built yet\. Built: bench, chat, check, explain, generate, "
-    ):
-        command_words([run], vocabulary)
-
-
 @pytest.mark.parametrize(
     ("word", "message"),
     [

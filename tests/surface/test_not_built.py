@@ -17,10 +17,6 @@ WORDS = [
     "backend=tpu",
 ]
 
-COMMANDS = [
-    *([run] for run in ("replay",)),
-]
-
 
 @pytest.mark.parametrize("word", WORDS)
 def test_word_is_refused_by_llm_and_by_the_command_line(folders, capsys, quiet_logging, word):
@@ -34,15 +30,6 @@ def test_word_is_refused_by_llm_and_by_the_command_line(folders, capsys, quiet_l
     assert (end.value.code, out) == (2, "")
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and name in errors[0] and "not built yet" in errors[0]
-
-
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_run_or_text_is_refused_by_the_command_line(folders, capsys, quiet_logging, words):
-    with pytest.raises(SystemExit) as end:
-        main([*words, f"model.path={folders['chain']}", *SMALL])
-    out, err = capsys.readouterr()
-    assert (end.value.code, out) == (2, "")
-    assert err.startswith("error: ") and "not built yet" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
