@@ -94,6 +94,10 @@ class Served:
         """Sends a signal and gives the exit code; one that has ended gives its own. May be called again."""
         if self.process.poll() is None:
             self.process.send_signal(how)
+        return self.wait(timeout_s)
+
+    def wait(self, timeout_s: float = 60.0) -> int:
+        """The exit code, once it ends by itself. subprocess.TimeoutExpired, and its end, where it does not."""
         try:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
