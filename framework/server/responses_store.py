@@ -22,11 +22,11 @@ class Stored:
 
     @property
     def size(self) -> int:
-        return sum(len(str(message)) for message in self.messages)
+        return len(str(self.body)) + len(str(self.messages))
 
 
 class ResponseStore:
-    """most, most_characters: responses kept, and the length of their conversations together."""
+    """most, most_characters: responses kept, and their length together, conversations included."""
 
     def __init__(self, most: int = MOST, most_characters: int = MOST_CHARACTERS) -> None:
         self._most, self._most_characters = most, most_characters

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 from importlib.util import find_spec
 
 import pytest
@@ -46,33 +44,21 @@ WEATHER = {
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory):
-    import openai
-    import uvicorn
-
-    from framework import AsyncLLM
-    from framework.engine.arguments import resolve_config
-    from framework.server.app import make_app
-    from framework.server.service import Service
-
+def here(tmp_path_factory):
+    from .here import serving
     from .scripted import save_scripted
 
     folder = save_scripted(tmp_path_factory.mktemp("scripted") / "model", SCRIPTS, TEMPLATE)
-    config = resolve_config(None, [f"model.path={folder}", "engine.dtype=float32", "sampler.temperature=0"], None)
-    with AsyncLLM(config=config) as llm:
-        app = make_app(Service(llm, config, "scripted", int(time.time())))
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        while not server.started:
-            assert thread.is_alive(), "the server has not started"
-            time.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
-            yield client
-        server.should_exit = True
-        thread.join(20)
-        assert not thread.is_alive()
+    with serving(folder, "sampler.temperature=0", model_name="scripted") as here:
+        yield here
+
+
+@pytest.fixture(scope="module")
+def client(here):
+    import openai
+
+    with openai.OpenAI(base_url=f"{here.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 def create(client, given="<hi>", **more):
@@ -174,6 +160,27 @@ def test_stream_ends_with_its_last_event_alone(client):
 def test_stream_that_is_cut_off_ends_incomplete(client):
     events = list(create(client, "<on>", max_output_tokens=3, stream=True))
     assert events[-1].type == "response.incomplete" and events[-1].response.usage.output_tokens == 3
+
+
+def test_stream_that_fails_on_the_way_ends_with_what_happened(here, client):
+    import asyncio
+
+    long = {"ignore_eos": True, "min_tokens": 3000}
+    with create(client, "<on>", stream=True, max_output_tokens=3000, extra_body=long) as stream:
+        first = next(stream)
+        asyncio.run(here.service.llm.abort(first.response.id))
+        last = list(stream)[-1]
+    assert last.type == "response.failed" and last.response.status == "failed"
+    assert last.response.error.code == "server_error" and "aborted" in last.response.error.message
+    here.wait_until_idle()
+
+
+def test_client_that_breaks_off_frees_the_engine(here, client):
+    long = {"ignore_eos": True, "min_tokens": 3000}
+    stream = create(client, "<on>", stream=True, max_output_tokens=3000, extra_body=long)
+    next(stream)
+    stream.close()
+    here.wait_until_idle()
 
 
 def test_events_of_a_call_come_in_their_order(client):
@@ -284,6 +291,8 @@ def test_store_gives_the_oldest_up():
     assert store.get("a") is None and store.get("b") is not None and store.get("c") is not None
     store.keep(Stored({"id": "long"}, [{"content": "x" * 300}]))
     assert [store.get(name) for name in ("b", "c", "long")] == [None] * 3
+    store.keep(Stored({"id": "wide", "tools": ["x" * 300]}, []))
+    assert store.get("wide") is None
     store.keep(Stored({"id": "d"}, [{"content": "x"}]))
     assert store.get("d") is not None
 
