@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from framework import AsyncLLM, SamplingParams, __version__
 from framework.server import metrics
-from framework.server.metrics_http import CountRequests
+from framework.server.app import make_app
+from framework.server.metrics_http import CountRequests, HttpCounts
 from framework.server.metrics_slo import Objectives
 from framework.server.options import ServerOptions
 from framework.server.service import Service
@@ -287,3 +288,70 @@ def test_engine_that_does_not_answer_in_time_is_said_so(folder, monkeypatch):
 
     answer = serve(folder, scenario)
     assert (answer.status_code, answer.text) == (503, "the engine's step did not end in 0.05 s")
+
+
+@asynccontextmanager
+async def application(service):
+    """The whole server of a service, with its layers."""
+    app = make_app(service)
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            yield client
+
+
+def test_server_counts_what_its_layers_refuse_as_well(folder):
+    async def main():
+        async with AsyncLLM(folder, overrides=WORDS) as llm:
+            service = Service(llm, llm._engine.config, "crafted", 0, ServerOptions(api_keys=["key"]))
+            async with application(service) as client:
+                refused = await client.get("/metrics")
+                client.headers["authorization"] = "Bearer key"
+                body = {"model": "crafted", "prompt": [4, 5], "max_tokens": 3}
+                await client.post("/v1/completions", json=body)
+                await client.post("/v1/completions", json=body | {"stream": True})
+                await client.post("/v1/completions", json=body | {"max_tokens": -1})
+                return refused.status_code, await scrape(client)
+
+    refused, found = asyncio.run(asyncio.wait_for(main(), TIMEOUT_S))
+    assert refused == 401
+    answers = {tuple(v for _, v in labels): count for labels, count in found[f"{F}http_requests_total"].items()}
+    assert answers == {
+        ("GET", "none", "401"): 1,
+        ("POST", "/v1/completions", "200"): 2,
+        ("POST", "/v1/completions", "400"): 1,
+    }
+    assert value(found, "generation_tokens_total") == 6
+
+
+def test_answer_that_failed_is_counted_as_500():
+    counts = HttpCounts()
+
+    async def failing(scope, receive, send):
+        raise ValueError("no")
+
+    async def main():
+        with pytest.raises(ValueError, match="no"):
+            await CountRequests(failing, counts)({"type": "http", "method": "GET"}, None, None)
+
+    asyncio.run(main())
+    assert counts.read().answers == {("GET", "none", "500"): 1}
+    assert counts.read().num_open == 0
+
+
+def test_client_that_leaves_before_an_answer_has_none():
+    counts = HttpCounts()
+
+    async def hanging(scope, receive, send):
+        await asyncio.Event().wait()
+
+    async def main():
+        request = asyncio.create_task(CountRequests(hanging, counts)({"type": "http", "method": "GET"}, None, None))
+        await asyncio.sleep(0)
+        assert counts.read().num_open == 1
+        request.cancel()
+        await asyncio.wait([request])
+
+    asyncio.run(main())
+    assert counts.read().answers == {("GET", "none", "none"): 1}
+    assert counts.read().num_open == 0
