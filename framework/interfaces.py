@@ -922,6 +922,7 @@ class Bench(Protocol):
     begin      optional: `begin(RunArgs)` before anything runs: refuses words; `server.*` is left to it
     warm_up    optional: `warm_up(number, advance)`, an untimed pass, where a whole round would be more than it takes
     facts      optional: {name: value} of what was measured, for the report, where it is no engine of this process
+    shown      optional: {key: value} of its options that the page tells, where all of them are too many
     lines      optional: `lines(report) -> list[str]`, what the page shows instead of a line a figure
     plot       optional: `plot(path, report)` draws run.plot= instead of samples and parts
     close      optional: `close()` after the last round or an error

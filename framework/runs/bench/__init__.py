@@ -100,7 +100,7 @@ def _measure(
         except KeyboardInterrupt as interrupt:
             if not interrupt.args:
                 raise
-    report.engine = report.engine or dict(getattr(bench, "facts", {}))
+    report.engine, report.shown = report.engine or dict(getattr(bench, "facts", {})), getattr(bench, "shown", None)
     report.interrupted = len(report.rounds) < options.rounds or stop.number is not None
 
 

@@ -37,7 +37,11 @@ SHOWN_FACTS = (
 
 @dataclass
 class Report:
-    """name, options: the workload. units: of each figure, in the order in which they are shown."""
+    """What a page and a file are made from.
+
+    name, options  the workload; shown: options that the page tells, None for all of them
+    units          of each figure, in the order in which they are shown
+    """
 
     name: str
     options: dict[str, Any]
@@ -49,6 +53,7 @@ class Report:
     rounds: list[BenchRound] = field(default_factory=list)
     interrupted: bool = False
     profile: TraceFigures | None = None
+    shown: Mapping[str, Any] | None = None
 
     def figures(self) -> dict[str, dict[str, Any]]:
         """{figure: median, min, max over the rounds, unit}."""
@@ -95,7 +100,7 @@ class Report:
         if self.interrupted:
             spread += f"; interrupted, {self.num_rounds} were asked for"
         facts = {
-            "workload": _words({key: value for key, value in self.options.items() if value not in (None, {})}),
+            "workload": _words(self.options if self.shown is None else self.shown),
             "engine": _words({key: self.engine[key] for key in SHOWN_FACTS if key in self.engine}),
             "machine": ", ".join(f"{value}" for value in machine().values()),
             "versions": _words(versions()),

@@ -10,6 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from framework.interfaces import BenchRound
@@ -18,7 +19,7 @@ from framework.runs.bench.serve.client import Client, cut, key_from
 from framework.runs.bench.serve.cpu import cpu_seconds, own_cpu_seconds
 from framework.runs.bench.serve.drive import Point, drive
 from framework.runs.bench.serve.figures import UNITS, Measured, measure
-from framework.runs.bench.serve.options import SATURATION
+from framework.runs.bench.serve.options import SATURATION, LoadOptions
 from framework.runs.bench.serve.pictures import draw
 from framework.runs.bench.serve.prompts import Prompts
 from framework.runs.bench.serve.rows import point_rows, remarks
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from framework.config import Config
     from framework.runs import RunArgs
     from framework.runs.bench.report import Report
-    from framework.runs.bench.serve.options import LoadOptions
 
 NUM_WARM = 8
 """Requests of a pass of warm-up, at most."""
@@ -62,6 +62,7 @@ class Serve:
         num_points = options.max_points if self._loads is None else len(self._loads)
         self.num_units = options.num_prompts * num_points
         self.units = self._units()
+        self.shown = _shown(options)
         self.facts: dict[str, Any] = {}
         if options.url is None:
             check_lengths(config.engine.max_model_len, *self._prompts.max_len, "bench.input_len")
@@ -201,6 +202,13 @@ def _loads(options: LoadOptions) -> list[dict[str, float]] | None:
     if options.concurrencies is not None:
         return [{"concurrency": number} for number in options.concurrencies]
     return [{"rate": rate} for rate in options.rates] if options.rates else [{}]
+
+
+def _shown(options: LoadOptions) -> dict[str, Any]:
+    """How much is sent, and every option that was chosen."""
+    always = ("num_prompts", "input_len", "output_len") if options.lengths != "sharegpt" else ("num_prompts",)
+    chosen = [one.name for one in fields(options) if getattr(options, one.name) != getattr(LoadOptions(), one.name)]
+    return {name: getattr(options, name) for name in dict.fromkeys((*always, *chosen)) if name not in ("url", "model")}
 
 
 def _label(load: Mapping[str, float]) -> str:
