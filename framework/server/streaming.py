@@ -25,11 +25,16 @@ if TYPE_CHECKING:
 LAST_WORD_S = 1.0
 """Seconds that a reader has for an error event after which its stream ends."""
 DONE = "data: [DONE]\n\n"
+_LINE_ENDS = (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
+"""What JSON lets stand, and clients that split events by Python's lines take for the end of one."""
 
 
 def dumps(value: Any) -> str:
-    """Compact JSON. NaN and infinities are no JSON: whoever has some makes null of them before."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    """Compact JSON in one line. NaN and infinities are no JSON: whoever has some makes null of them before."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for mark, escape in _LINE_ENDS:
+        text = text.replace(mark, escape)
+    return text
 
 
 def event(value: Any) -> str:
