@@ -389,17 +389,15 @@ def _primary_keys() -> Iterator[tuple[str, str, str]]:
 
 
 def _keys(file: Path) -> list[tuple[str, str, str]]:
-    """(dotted key, default, meaning) of each value of a YAML file of ours: two levels, one key a line."""
-    found, node = [], ""
+    """(dotted key, default, meaning) of each value of a YAML file of ours: two spaces a level, one key a line."""
+    found, nodes = [], list[str]()
     for line in file.read_text(encoding="utf-8").splitlines():
         key = KEY.fullmatch(line)
         if key is None:
             continue
-        if not key["indent"]:
-            node = key["name"]
+        nodes = [*nodes[: len(key["indent"]) // 2], key["name"]]
         if key["value"]:
-            name = f"{node}.{key['name']}" if key["indent"] else key["name"]
-            found.append((name, key["value"], key["meaning"] or ""))
+            found.append((".".join(nodes), key["value"], key["meaning"] or ""))
     return found
 
 
