@@ -84,6 +84,7 @@ CORE_COMPONENTS = (
     ComponentSpec("run", "bench", "framework.runs.bench:run", config="framework.runs.options:BenchOptions"),
     ComponentSpec("run", "check", "framework.runs.check:run", config="framework.runs.options:CheckOptions"),
     ComponentSpec("run", "replay", "framework.runs.replay:run", config="framework.runs.replay_options:ReplayOptions"),
+    ComponentSpec("run", "timeline", "framework.runs.timeline:run"),
     ComponentSpec("run", "serve", "framework.runs.serve:run", extra="serve"),
     ComponentSpec("run", "new", "framework.runs.new:run", config="framework.runs.options:NewOptions"),
     *(
