@@ -61,7 +61,7 @@ class ParameterForm {
     const id = `p-${field.name}`;
     const input = control(field, id);
     const wrong = el("p", { className: "wrong", id: `${id}-wrong`, hidden: true });
-    const text = [field.text, HINTS[field.kind]].filter(Boolean).join("; ");
+    const text = [field.text.replaceAll("`", ""), HINTS[field.kind]].filter(Boolean).join("; ");
     const about = el("p", { className: "about", id: `${id}-about`, textContent: text });
     const row = el("div", { className: `field${TALL.includes(field.kind) ? " tall" : ""}` },
       el("label", { htmlFor: id, textContent: field.name }), input, about, wrong);
