@@ -72,9 +72,13 @@ class Client:
         self.dialect, self.model = Dialect.wanted(options), options.model or ""
 
     def session(self) -> aiohttp.ClientSession:
-        """As many connections as there are requests; the time limit is that of each request."""
+        """As many connections as there are requests; the time limit is that of each request.
+
+        Idle connections are given up before servers do (5 s as a rule): a request on one that is just being closed
+        would be lost, and no fault of the server's.
+        """
         limit = aiohttp.ClientTimeout(total=self._options.request_timeout_s, sock_connect=30)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
         return aiohttp.ClientSession(connector=connector, timeout=limit, headers=self._headers)
 
     async def meet(self, session: aiohttp.ClientSession, ask: Ask) -> None:

@@ -45,7 +45,7 @@ def remarks(rounds: Sequence[BenchRound]) -> list[str]:
         for point in one.points:
             label = label_of(point["load"])
             if point["late"]:
-                lines.append(f"* {label}: {point['late']}; its latencies are too high by as much")
+                lines.append(f"* {label}: {point['late']}; its latencies may be too high by as much")
             if point["counted_by"] == "chunks" and point["figures"].get("requests"):
                 said.setdefault("", "tokens are counted as chunks: the server tells no usage")
             for kind, number in point["errors"].items():

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as xml
 
 import pytest
@@ -173,6 +175,14 @@ def test_unknown_server_is_one_line(typed_here):
     assert "Traceback" not in err
 
 
+def test_missing_library_is_an_error_that_names_the_extra():
+    program = "import sys; sys.modules['aiohttp'] = None; from framework.__main__ import program; program(sys.argv[1:])"
+    words = ["bench", "bench=serve", "bench.url=http://127.0.0.1:1"]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "needs the module 'aiohttp'" in done.stderr
+    assert "pip install 'framework[bench]'" in done.stderr
+
+
 def test_rows_leave_out_what_no_point_has_and_mark_late_points():
     def point(rate, late=None, **figures):
         return {"load": {"rate": rate}, "figures": {"requests": rate, **figures}, "late": late, "errors": {"x": 2},
@@ -186,7 +196,7 @@ def test_rows_leave_out_what_no_point_has_and_mark_late_points():
     assert [cell.strip() for cell in rows[0]] == ["", "answered/s", "TTFT p50"]
     assert [cell.strip() for cell in rows[2]] == ["rate 16 *", "16.00", "-"]
     assert remarks([Round, Round]) == [
-        "* rate 16: the generator was late: y; its latencies are too high by as much",
+        "* rate 16: the generator was late: y; its latencies may be too high by as much",
         "tokens are counted as chunks: the server tells no usage",
         "8 times x: why",
     ]
