@@ -38,7 +38,7 @@ def write_results(folder: Path) -> int:
         if not write_picture(folder / "results.png", results):
             print("no results.png: no job has figures", file=sys.stderr)
     except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
+        if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         print(NO_MATPLOTLIB.format(folder), file=sys.stderr)
     return num_failed

@@ -50,20 +50,21 @@ class Combination:
     def label(self) -> str:
         return ", ".join(self.words.values()) or "all"
 
-    def values(self, figure: str) -> dict[str | None, float]:
-        """{repetition: value} of the jobs that went well and have the figure."""
-        good = (job for job in self.jobs if job.status == "ok" and figure in job.metrics)
-        return {job.repetition: job.metrics[figure] for job in good}
-
     def mean(self, figure: str) -> Mean | None:
-        values = list(self.values(figure).values())
+        """Over the jobs that went well and have the figure; None when there is none."""
+        values = [job.metrics[figure] for job in self._good(figure)]
         return Mean.of(values) if values else None
 
     def gain_on(self, other: Combination, figure: str) -> Mean | None:
         """Mean of the differences from `other`, in percent of it, over the repetitions that both have."""
-        own, theirs = self.values(figure), other.values(figure)
-        pairs = [(own[one], theirs[one]) for one in own if theirs.get(one)]
+        theirs = {job.repetition: job.metrics[figure] for job in other._good(figure)}
+        pairs = [
+            (job.metrics[figure], theirs[job.repetition]) for job in self._good(figure) if theirs.get(job.repetition)
+        ]
         return Mean.of([100 * (mine / their - 1) for mine, their in pairs]) if pairs else None
+
+    def _good(self, figure: str) -> list[Job]:
+        return [job for job in self.jobs if job.status == "ok" and figure in job.metrics]
 
 
 @dataclass(frozen=True)
