@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from framework.engine.aio import AsyncLLM
 from framework.runs.loading import announce
 from framework.runs.unread import OF_BENCH, refuse_texts, refuse_unread
+from framework.server import tracing
 from framework.server.app import make_app
 from framework.server.models import model_name
 from framework.server.service import Service
@@ -33,6 +34,7 @@ def run(config: Config, args: RunArgs) -> None:
     refuse_unread("serve", args, {"bench": OF_BENCH["bench"], **SET_BY_REQUESTS})
     options = args.server
     options.keys()  # before anything is loaded
+    tracing.check(options)
     with bound_socket(options) as sock:
         announce(config)
         with AsyncLLM(config=config) as llm:

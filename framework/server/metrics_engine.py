@@ -36,6 +36,8 @@ _BOUNDS = {
 }  # fmt: skip
 OUTCOMES = ("good", "late", "error", "abort")
 REASONS = ("stop", "length", "abort", "error")
+_TAKEN_BACK = ("prefix_query_tokens", "prefix_hit_tokens", "connector_hit_tokens")
+"""Counters that the scheduler lowers again when a load fails, which to Prometheus is a server that began anew."""
 
 
 @dataclass(slots=True)
@@ -87,6 +89,7 @@ class EngineMetrics:
     _num_prompt_tokens: int = 0
     _num_cached_tokens: int = 0
     _told: dict[str, _Told] = field(default_factory=dict)
+    _most: dict[str, int | float] = field(default_factory=lambda: dict.fromkeys(_TAKEN_BACK, 0))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def on_request_finished(self, request: Request, output: RequestOutput) -> None:
@@ -142,6 +145,11 @@ class EngineMetrics:
         histograms["prompt_tokens"].add(len(output.prompt_token_ids))
         histograms["generation_tokens"].add(sum(len(completion.token_ids) for completion in output.outputs))
 
+    def _risen(self, counts: Mapping[str, int | float]) -> dict[str, int | float]:
+        """The counts, of which none has fallen since the last call."""
+        self._most = {key: max(most, counts[key]) for key, most in self._most.items()}
+        return {**counts, **self._most}
+
     def _snapshot(self, engine: Engine) -> Snapshot:
         stats = engine.core.last_step
         step_tokens = Buckets(_STEP_TOKENS)
@@ -149,7 +157,7 @@ class EngineMetrics:
             step_tokens.add(num_tokens, num_steps)
         return Snapshot(
             facts=engine.facts,
-            counts=engine.core.stats(),
+            counts=self._risen(engine.core.stats()),
             totals={
                 "prefill_tokens": stats.total_prefill_tokens,
                 "decode_tokens": stats.total_decode_tokens,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from framework.request import Request, RequestMetrics, RequestOutput, SamplingParams
     from framework.server.metrics_http import App, Receive, Scope, Send
+    from framework.server.options import ServerOptions
     from framework.server.service import Service
 
 TRACES_PATH = "/v1/traces"
@@ -43,10 +44,15 @@ def routes(service: Service) -> APIRouter:
     """None: traces are sent, and not asked for. ConfigError when they cannot be."""
     from fastapi import APIRouter
 
-    if service.options.otlp_endpoint is not None:
-        traces_url(service.options.otlp_endpoint)
-        require()
+    check(service.options)
     return APIRouter()
+
+
+def check(options: ServerOptions) -> None:
+    """ConfigError where `server.otlp_endpoint` is no address, or OpenTelemetry is not installed."""
+    if options.otlp_endpoint is not None:
+        traces_url(options.otlp_endpoint)
+        require()
 
 
 def require() -> None:

@@ -13,6 +13,8 @@ from framework.request import CompletionOutput, Request, RequestMetrics, Request
 from framework.server.metrics_engine import EngineMetrics
 from framework.server.metrics_slo import Objectives
 
+HITS = ("prefix_query_tokens", "prefix_hit_tokens", "connector_hit_tokens")
+
 
 def request_of(name, prompt=(1, 2)):
     return Request(name, list(prompt), SamplingParams(), 0, 100)
@@ -30,8 +32,8 @@ def times_of(gaps, ttft=0.5, queue=0.125):
     return RequestMetrics(0.0, queue, ttft, tpot, list(gaps), ttft + sum(gaps))
 
 
-def engine_of(*running):
-    counts = {"num_running": len(running)}
+def engine_of(*running, num_hits=0):
+    counts = {"num_running": len(running), **dict.fromkeys(HITS, num_hits)}
     core = SimpleNamespace(last_step=StepStats(), stats=lambda: counts)
     return SimpleNamespace(times=lambda: list(running), core=core, facts={})
 
@@ -68,6 +70,12 @@ def test_request_that_was_lost_with_a_failed_step_is_forgotten():
     metrics.read(engine_of((request_of("a"), times_of([0.25]))))
     metrics.read(engine_of())
     assert metrics._told == {}
+
+
+def test_counters_do_not_fall_when_the_scheduler_takes_hits_back():
+    metrics = EngineMetrics()
+    seen = [metrics.read(engine_of(num_hits=num_hits)).counts for num_hits in (5, 3, 6)]
+    assert [[counts[name] for name in HITS] for counts in seen] == [[5] * 3, [5] * 3, [6] * 3]
 
 
 def test_request_that_never_ran_has_no_times():
