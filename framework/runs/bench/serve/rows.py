@@ -42,7 +42,7 @@ def remarks(rounds: Sequence[BenchRound]) -> list[str]:
     """Lines about points that are doubtful, and about errors: how many of each kind, and what one of them said."""
     lines, errors, said = [], {}, {}  # type: list[str], dict[str, int], dict[str, str]
     for one in rounds:
-        for point in one.points:
+        for point in sorted(one.points, key=lambda point: next(iter(point["load"].values()), 0.0)):
             label = label_of(point["load"])
             if point["late"]:
                 lines.append(f"* {label}: {point['late']}; its latencies may be too high by as much")

@@ -45,9 +45,9 @@ def _double(found: dict[float, float], worth: Callable[[float], float], max_poin
 
 
 def _middle(found: dict[float, float]) -> float | None:
-    """The middle of the wider gap beside the best rate, None when both are small."""
+    """The middle of the wider gap beside the best rate, in three figures; None when both are small."""
     rates, best = sorted(found), best_of(found)
     at = rates.index(best)
-    gaps = [(after / before, math.sqrt(before * after)) for before, after in pairwise(rates)]
+    gaps = [(after / before, float(f"{math.sqrt(before * after):.3g}")) for before, after in pairwise(rates)]
     beside = [gap for gap in gaps[max(0, at - 1) : at + 1] if gap[0] > CLOSE]
     return max(beside)[1] if beside else None
