@@ -17,6 +17,7 @@ from framework.server import (
     about,
     chat,
     completions,
+    documented,
     errors,
     live,
     metrics,
@@ -60,7 +61,7 @@ def make_app(service: Service) -> FastAPI:
                 await module.start(service)
         yield
 
-    app = FastAPI(title="framework", version=__version__, lifespan=lifespan)
+    app = FastAPI(title="framework", version=__version__, lifespan=lifespan, responses=documented.ERRORS)
     errors.install(app)
     for module in MODULES:
         app.include_router(module.routes(service))

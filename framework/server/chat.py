@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 from framework.errors import shown
 from framework.request import CompletionOutput, RequestOutput, SamplingParams, StructuredOutputsParams
 from framework.server.asking import LONG_TEXT, check_model, checked_length, new_id, params_of, with_keys
+from framework.server.documented import CHAT
 from framework.server.errors import ApiError
 from framework.server.generating import Asked, Placed
 from framework.server.logprobs import chat_logprobs, prompt_logprobs
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 def routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/chat/completions", summary="Answer in a conversation")
+    @router.post("/v1/chat/completions", summary="Answer in a conversation", responses=CHAT)
     async def chat(body: ChatBody, http: Request) -> Response:
         check_model(service, body.model)
         tools = await tools_of(service, body)

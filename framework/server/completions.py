@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from framework.request import CompletionOutput, RequestOutput, SamplingParams
 from framework.server.asking import check_model, new_id, params_of, prompt_of, prompts_of
+from framework.server.documented import COMPLETION
 from framework.server.errors import ApiError
 from framework.server.generating import Asked, Placed
 from framework.server.logprobs import CompletionLogprobs, prompt_logprobs
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/completions", summary="Continue texts")
+    @router.post("/v1/completions", summary="Continue texts", responses=COMPLETION)
     async def completions(body: CompletionBody, http: Request) -> Response:
         check_model(service, body.model)
         asked = Asked(new_id("cmpl", http.headers), [], _params(service, body))

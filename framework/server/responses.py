@@ -16,6 +16,7 @@ from framework.errors import shown
 from framework.request import RequestOutput, SamplingParams
 from framework.server.asking import check_model, new_id
 from framework.server.chat import UsedTools, params_of_chat, prompt_of_chat, tools_of
+from framework.server.documented import RESPONSE
 from framework.server.errors import ApiError
 from framework.server.generating import Asked, Placed
 from framework.server.logprobs import chat_logprobs
@@ -35,7 +36,7 @@ def routes(service: Service) -> APIRouter:
     router = APIRouter()
     store = ResponseStore()
 
-    @router.post("/v1/responses", summary="Answer, in items")
+    @router.post("/v1/responses", summary="Answer, in items", responses=RESPONSE)
     async def create(body: ResponsesBody, http: Request) -> Response:
         check_model(service, body.model)
         messages = messages_of(body.input, _messages_before(store, body.previous_response_id))
