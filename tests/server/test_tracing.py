@@ -4,6 +4,7 @@ import asyncio
 import http.server
 import sys
 import threading
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -18,6 +19,7 @@ from opentelemetry.trace import StatusCode
 from framework import AsyncLLM, SamplingParams
 from framework.errors import ConfigError
 from framework.server import tracing
+from framework.server.app import make_app
 from framework.server.options import ServerOptions
 from framework.server.service import Service
 from framework.testing.crafted import save_crafted
@@ -161,7 +163,9 @@ def test_caller_that_is_not_sampled_is_not_traced(folder):
     assert traced(folder, scenario)[1] == ()
 
 
-def test_spans_arrive_at_the_collector_that_the_key_names(folder):
+@contextmanager
+def collector():
+    """(address, [(path, body)] of what came there)"""
     taken = []
 
     class Collector(http.server.BaseHTTPRequestHandler):
@@ -173,26 +177,56 @@ def test_spans_arrive_at_the_collector_that_the_key_names(folder):
         def log_message(self, *args):
             pass
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Collector) as collector:
-        thread = threading.Thread(target=collector.serve_forever, kwargs={"poll_interval": 0.02})
+    with http.server.HTTPServer(("127.0.0.1", 0), Collector) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
-        options = ServerOptions(otlp_endpoint=f"http://127.0.0.1:{collector.server_port}")
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", taken
+        finally:
+            server.shutdown()
+            thread.join()
 
-        async def main():
-            async with AsyncLLM(folder, overrides=WORDS) as llm:
-                await tracing.start(Service(llm, None, "crafted", 0, options))
-                await last(llm, [4])
 
-        asyncio.run(asyncio.wait_for(main(), TIMEOUT_S))
-        collector.shutdown()
-        thread.join()
+def spans_in(taken):
+    resources = [r for _, body in taken for r in ExportTraceServiceRequest.FromString(body).resource_spans]
+    return [span for resource in resources for scope in resource.scope_spans for span in scope.spans]
+
+
+def test_spans_arrive_at_the_collector_that_the_key_names(folder):
+    async def main(options):
+        async with AsyncLLM(folder, overrides=WORDS) as llm:
+            await tracing.start(Service(llm, None, "crafted", 0, options))
+            await last(llm, [4])
+
+    with collector() as (address, taken):
+        asyncio.run(asyncio.wait_for(main(ServerOptions(otlp_endpoint=address)), TIMEOUT_S))
     [(path, body)] = taken
     assert path == "/v1/traces"
+    assert {span.name for span in spans_in(taken)} == {"queue", "prefill", "decode", "text_completion crafted"}
     [resource] = ExportTraceServiceRequest.FromString(body).resource_spans
-    names = {span.name for scope in resource.scope_spans for span in scope.spans}
-    assert names == {"queue", "prefill", "decode", "text_completion crafted"}
     named = {attribute.key: attribute.value.string_value for attribute in resource.resource.attributes}
     assert named["service.name"] == "framework"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_server_gives_spans_the_parent_that_its_client_names(folder, stream):
+    async def main(options):
+        async with AsyncLLM(folder, overrides=WORDS) as llm:
+            app = make_app(Service(llm, llm._engine.config, "crafted", 0, options))
+            transport = httpx.ASGITransport(app)
+            async with (
+                app.router.lifespan_context(app),
+                httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+            ):
+                body = {"model": "crafted", "prompt": [[4], [5]], "max_tokens": 2, "stream": stream}
+                parent = {"traceparent": f"00-{TRACE_ID}-{SPAN_ID}-01"}
+                answer = await client.post("/v1/completions", json=body, headers=parent)
+                assert answer.status_code == 200, answer.text
+
+    with collector() as (address, taken):
+        asyncio.run(asyncio.wait_for(main(ServerOptions(otlp_endpoint=address)), TIMEOUT_S))
+    whole = [span for span in spans_in(taken) if span.name == "text_completion crafted"]
+    assert [(span.trace_id.hex(), span.parent_span_id.hex()) for span in whole] == [(TRACE_ID, SPAN_ID)] * 2
 
 
 def test_endpoint_keeps_a_path_of_its_own():
