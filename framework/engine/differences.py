@@ -84,13 +84,13 @@ def unlike_configs(recorded: SamplerConfig, now: SamplerConfig) -> list[str]:
     then_stages, now_stages = _by_key(recorded.stages), _by_key(now.stages)
     found = [f"{key} is gone" for key in then_stages if key not in now_stages]
     found += [f"{key} is new" for key in now_stages if key not in then_stages]
-    for key in then_stages.keys() & now_stages.keys():
+    common = [key for key in then_stages if key in now_stages]
+    for key in common:
         then_one, now_one = then_stages[key], now_stages[key]
         if then_one.name != now_one.name:
             found.append(f"{key} is {now_one.name}, and was {then_one.name}")
         elif dict(then_one.options) != dict(now_one.options):
             found.append(f"{key} has {_options(now_one)}, and had {_options(then_one)}")
-    common = [key for key in then_stages if key in now_stages]
     if common != (order := [key for key in now_stages if key in then_stages]):
         found.append(f"the order is {', '.join(order)}, and was {', '.join(common)}")
     return found

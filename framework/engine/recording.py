@@ -170,7 +170,11 @@ def _requests(path: str, line: Line) -> Iterator[RecordedRequest]:
 def _check_step(path: str, line: Line, known: Set[str]) -> None:
     if missing := [key for key in _OF_REPLAY if key not in line.values]:
         raise _wrong(path, line.number, f"lacks {', '.join(missing)}. {_AGAIN}")
-    named = [*(row[0] for row in line.values["rows"]), *(new["id"] for new in line.values["admitted"])]
-    for request_id in named:
-        if request_id not in known:
-            raise _wrong(path, line.number, f"names request {request_id!r}, of which no earlier line tells. {_AGAIN}")
+    try:
+        rows = [request_id for request_id, _, _, _, _ in line.values["rows"]]
+        admitted = [new["id"] for new in line.values["admitted"] if {"row", "hit_tokens", "known_tokens"} <= new.keys()]
+        unknown = next((one for one in (*rows, *admitted) if one not in known), None)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise _wrong(path, line.number, f"cannot be read: {class_and_text(error)}. {_AGAIN}") from None
+    if unknown is not None:
+        raise _wrong(path, line.number, f"names request {unknown!r}, of which no earlier line tells. {_AGAIN}")

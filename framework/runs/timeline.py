@@ -11,9 +11,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from framework.engine.recording import Line, read_lines
+from framework.engine.recording import read_lines
 from framework.engine.siblings import SIBLING_MARK
-from framework.errors import ConfigError
+from framework.errors import ConfigError, class_and_text
 from framework.runs.output_file import refuse_same_file
 from framework.runs.unread import OF_BENCH, refuse_texts, refuse_unread
 
@@ -39,7 +39,7 @@ def run(config: Config, args: RunArgs) -> dict[str, float]:
         given = "" if args.output is None else f", not output={args.output}"
         raise ConfigError(f"run=timeline writes a page. Name it: output=FILE.html{given}")
     refuse_same_file({"trace": config.trace, "output": args.output})
-    shown = timeline(read_lines(config.trace))
+    shown = timeline(config.trace)
     try:
         Path(args.output).write_text(page(shown, Path(config.trace).name), encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
@@ -57,12 +57,18 @@ def page(shown: Mapping[str, Any], name: str) -> str:
     return template.replace(_DATA, text)
 
 
-def timeline(lines: Sequence[Line]) -> dict[str, Any]:
-    """What the page shows: facts, parts of a step, columns of the steps, and a lane a request."""
+def timeline(path: str) -> dict[str, Any]:
+    """What the page shows of a file: facts, parts of a step, columns of the steps, and a lane a request. Raises
+    ConfigError, which names the line, for what is no trace."""
+    lines = read_lines(path)
     facts = {key: lines[0].values[key] for key in _FACTS if key in lines[0].values}
     drawn = _Timeline()
     for line in lines[1:]:
-        getattr(drawn, f"add_{line.kind}")(line.values)
+        try:
+            getattr(drawn, f"add_{line.kind}")(line.values)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            what = f"line {line.number} cannot be read: {class_and_text(error)}"
+            raise ConfigError(f"trace={path}: {what}. Name the file of a trace") from None
     return {"facts": facts, "parts": list(PARTS), "steps": drawn.steps, "lanes": drawn.lanes}
 
 

@@ -8,8 +8,12 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from framework import LLM, SamplingParams
+from framework.engine import trace
 from framework.engine.output_thread import OutputThread
+from framework.engine.trace_format import read_config, read_params
 from framework.errors import ConfigError, StageError
+from framework.request import Request
+from framework.rng import child_seed
 from framework.testing.crafted import save_crafted
 
 SMALL = ("engine.dtype=float32", "engine.max_model_len=64", "scheduler.max_num_seqs=4", "kv_cache.block_size=4")
@@ -56,6 +60,59 @@ def test_every_step_tells_its_rows_tokens_and_ends(traced):
     assert [x["step"] for x in steps] == [0, 1]
     assert steps[0]["t"] <= steps[1]["t"] and steps[0]["seconds"]["forward"] > 0
     assert steps[0]["new_blocks"] == 2
+
+
+def test_request_tells_all_that_it_is_drawn_from(traced):
+    llm, lines = traced("engine.seed=7")
+    params = SamplingParams(temperature=0.5, logit_bias={4: -1.5}, stop=["w9"], structured_outputs=None, max_tokens=2)
+    llm.generate([{"prompt_token_ids": [4, 5], "cache_salt": "mine"}], params)
+    line = lines()[1]
+    assert line["params"] == {"temperature": 0.5, "logit_bias": {"4": -1.5}, "stop": ["w9"], "max_tokens": 2}
+    assert line["named"] == ["logit_bias", "max_tokens", "stop", "structured_outputs", "temperature"]
+    assert (line["prompt_token_ids"], line["cache_salt"], line["arrival"]) == ([4, 5], "mine", 0)
+    assert (line["eos_token_ids"], line["seed"]) == ([3], child_seed(7, 1))
+    assert read_params(line["params"], line["named"]) == params
+
+
+def test_parameters_that_json_cannot_hold_are_named_and_end_no_trace(traced):
+    llm, lines = traced()
+    params = SamplingParams(max_tokens=1, **GREEDY)
+    object.__setattr__(params, "extra_args", {"no_repeat_ngram": {"size": {2}}})  # as a stage of its own words may take
+    trace.Trace.on_request_added(llm.engine.core.events._joined[0], Request("a", [4], params, 1, 2))
+    line = lines()[1]
+    assert line["params"] is None and "set is not JSON serializable" in line["unwritten"]
+
+
+def test_configuration_comes_back_as_it_was(traced):
+    llm, lines = traced("sampler.stages.top_k.order=1050", "scheduler.max_num_batched_tokens=6")
+    header = lines()[0]
+    assert read_config(header["config"]) == llm.engine.config
+    assert header["max_num_batched_tokens"] == 6 and header["versions"]["framework"]
+
+
+def test_step_tells_what_its_runner_was_told(traced):
+    llm, lines = traced("kv_cache.num_blocks=9", "scheduler.preemption=swap")
+    llm.generate([[4, 5, 6, 7], [8, 9, 10, 11], [8, 9, 10, 11]], SamplingParams(max_tokens=14, **GREEDY))
+    steps = [x for x in lines() if "step" in x]
+    assert steps[0]["blocks"][0][0] == [a["row"] for a in steps[0]["admitted"]]
+    for step in steps:
+        for rows, starts, counts, ids in step["blocks"]:
+            assert len(rows) == len(starts) == len(counts) and sum(counts) == len(ids) == step["new_blocks"]
+        assert step.get("block_ops") == ({k: len(v) for k, v in step["moves"].items()} if "moves" in step else None)
+        assert not step["goes_on"] or step["only_decodes"]
+    assert any("swap_in" in x.get("moves", {}) for x in steps)
+    assert {i for x in steps for i in x["left"]} <= {"0", "1", "2"} and any(x["left"] for x in steps)
+
+
+def test_stages_are_told_where_they_are_asked_for(traced):
+    llm, lines = traced("engine.trace_stages=true")
+    drawn = SamplingParams(temperature=0.5, top_k=3, seed=2**64 - 1, max_tokens=1)
+    llm.generate([[4], [5]], [drawn, SamplingParams(max_tokens=1, **GREEDY)])
+    (step,) = [x for x in lines() if "step" in x]
+    first, second = step["stages"]["0"], step["stages"]["1"]
+    assert [key for key, _ in first] == ["seed", "logits", "temperature", "top_k", "gumbel"]
+    assert first[0][1] == "f" * 16 and [first[-1][1]] == step["tokens"]["0"]
+    assert [key for key, _ in second] == ["logits", "argmax"] and second[-1][1] == 6
 
 
 def test_hit_and_chunk_are_told(traced):
@@ -143,8 +200,6 @@ def test_end_by_a_stage_that_raises_is_told(traced, monkeypatch):
 
 
 def test_full_disk_ends_the_trace_and_not_the_engine(traced, tmp_path, caplog, monkeypatch):
-    from framework.engine import trace
-
     llm, lines = traced()
     whole, calls = trace._write_whole, []
 

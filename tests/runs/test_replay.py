@@ -407,6 +407,7 @@ STEP = json.dumps({"step": 0, "t": 0, "rows": [["7", 0, 1, 0, True]], "admitted"
         (HEADER + '{"step": 0}\n', "line 2 lacks t, rows"),
         (HEADER + REQUEST, "line 2 has no prompt_token_ids: recorded with engine.trace_prompts=false"),
         (HEADER + STEP, "line 2 names request '7', of which no earlier line tells"),
+        (HEADER + STEP.replace('["7", 0, 1, 0, true]', "7"), "line 2 cannot be read: TypeError"),
         (HEADER + STEP[:40], "line 2 is cut off. Delete it"),
         (HEADER + "\n" + STEP, "line 2 is not JSON"),
         (HEADER + REQUEST.replace("{}", "null"), "line 2 has parameters that JSON cannot hold"),

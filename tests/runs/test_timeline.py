@@ -141,3 +141,10 @@ def test_what_cannot_be_drawn_is_refused_by_name(trace, tmp_path):
     number = trace.read_bytes().count(b"\n")
     with pytest.raises(ConfigError, match=rf"trace=.*cut\.jsonl: line {number} is cut off"):
         run(Config(trace=str(cut)), RunArgs(output=f"{tmp_path}/t.html"))
+
+
+def test_line_that_names_nobody_is_refused_with_its_number(trace, tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(line for line in trace.read_text().splitlines(keepends=True) if '"request"' not in line))
+    with pytest.raises(ConfigError, match=r"trace=.*t\.jsonl: line 2 cannot be read: KeyError: '0'"):
+        run(Config(trace=str(path)), RunArgs(output=f"{tmp_path}/t.html"))
