@@ -57,10 +57,8 @@ class Combination:
 
     def gain_on(self, other: Combination, figure: str) -> Mean | None:
         """Mean of the differences from `other`, in percent of it, over the repetitions that both have."""
-        theirs = {job.repetition: job.metrics[figure] for job in other._good(figure)}
-        pairs = [
-            (job.metrics[figure], theirs[job.repetition]) for job in self._good(figure) if theirs.get(job.repetition)
-        ]
+        own, theirs = ({job.repetition: job.metrics[figure] for job in one._good(figure)} for one in (self, other))
+        pairs = [(own[number], theirs[number]) for number in own if theirs.get(number)]
         return Mean.of([100 * (mine / their - 1) for mine, their in pairs]) if pairs else None
 
     def _good(self, figure: str) -> list[Job]:

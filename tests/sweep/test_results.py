@@ -78,9 +78,7 @@ def test_axis_below_is_the_number_that_varied(tmp_path):
 
 
 def test_names_stand_below_groups_of_bars(tmp_path):
-    for number, words in enumerate(
-        ["policy=fcfs sampler=greedy", "policy=shortest sampler=greedy", "policy=fcfs sampler=gumbel"]
-    ):
+    for number, words in enumerate(["policy=a sampler=greedy", "policy=b sampler=greedy", "policy=a sampler=gumbel"]):
         write_job(tmp_path, number, words, {"seconds": number + 1.0})
     results = Results.read(tmp_path)
     layout = layout_of(results)
