@@ -96,7 +96,7 @@ COMMANDS = {
     "part that is not installed": (["generate", "policy.name=nope"], "policy=nope: no installed plugin provides it. I"),
     "option of a part": (["generate", "kv_connector=memory", "kv_connector.capacity=1"],
                          "kv_connector.capacity: there is no such key. Did you mean 'capacity_bytes'?"),
-    "port that is no number": (["generate", "server.port=abc"], "server.port: Value 'abc' of type 'str' could not be converted to Integer"),
+    "port that is no number": (["generate", "server.port=abc"], "server.port: Value 'abc' of type 'str' could"),
     "more positions than it has": (["generate", "engine.max_model_len=999"], "is more than the 256 positions that"),
     "more blocks than memory": (["generate", "kv_cache.num_blocks=1000000000000"], "GB are free. Use "),
     "more swap than memory": (["generate", "scheduler.preemption=swap", "kv_cache.num_swap_blocks=99999999999999"],
