@@ -41,7 +41,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def _whole_or_stream(schema: Any) -> dict[int | str, dict[str, Any]]:
-    content = {**_json(schema), "text/event-stream": {"schema": _TEXT}}
+    content = {**_json(schema), "text/event-stream": {"schema": _object(data=_TEXT)}}
     return {200: {"description": "An object, or its parts as server-sent events with stream=true", "content": content}}
 
 

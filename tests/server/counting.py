@@ -32,6 +32,7 @@ def save_counting(folder: Path) -> Path:
     tokenizer = Tokenizer(models.WordLevel({f"<{i}>": i for i in range(VOCAB)}, unk_token="<0>"))
     tokenizer.decoder = decoders.Fuse()
     tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text("{% for message in messages %}<1>{{ message.content }}{% endfor %}")
     return folder
 
 

@@ -9,8 +9,11 @@ from zlib import crc32
 import schemathesis
 
 NEEDED = ("prompt", "messages", "input", "tokens", "stream")
-LOWEST = {"temperature": 0, "n": 1, "max_tokens": 4, "top_p": 0.5, "seed": 1, "logprobs": 2, "echo": True}
-"""Values of fields that are kept, where numbers of any size would never be taken."""
+PLAIN = {
+    "temperature": 0, "n": 1, "max_tokens": 4, "top_p": 0.5, "seed": 1, "logprobs": 2, "echo": True, "input": "<3>",
+    "messages": [{"role": "user", "content": "<3>"}],
+}  # fmt: skip
+"""Values of fields that are kept, where hardly one that is made at random would be taken."""
 
 
 @schemathesis.hook
@@ -18,4 +21,4 @@ def map_body(context, body):
     if not isinstance(body, dict) or crc32(repr(body).encode(errors="replace")) % 2:
         return body
     kept = {name: value for name, value in body.items() if name in NEEDED or crc32(name.encode()) % 7 == len(body) % 7}
-    return {name: LOWEST.get(name, value) for name, value in kept.items() if name != "model"}
+    return {name: PLAIN.get(name, value) for name, value in kept.items() if name != "model"}

@@ -53,7 +53,7 @@ def test_whatever_the_document_allows_gets_the_answer_that_it_describes(served, 
 
 def test_bodies_that_the_document_allows_are_answered_and_not_only_refused(served):
     answers = {key: value for key, value in served.metrics().items() if key.startswith("framework:http_requests_total")}
-    for path in ("/v1/completions", "/tokenize", "/detokenize"):
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"):
         assert sum(n for key, n in answers.items() if f'route="{path}"' in key and 'status="200"' in key), answers
 
 
