@@ -162,9 +162,10 @@ def _stage(key: str, name: str, plugins: Registry) -> dict[str, Any]:
 
 
 def settings(service: Service) -> list[dict[str, Any]]:
-    """Every value, with who set it where the command line told; secrets are covered."""
+    """Every value, with who set it where the command line told, then those of the server; secrets are covered."""
     rows = [(s.key, s.value, s.source, s.where) for s in service.settings]
     rows = rows or [(key, value, "", "") for key, value in _leaves(asdict(service.config))]
+    rows += [(key, value, "", "") for key, value in _leaves(asdict(service.options), "server.")]
     return [
         {"key": key, "value": _covered(key, jsonable(value)), "source": source, "where": _covered_word(key, where)}
         for key, value, source, where in rows

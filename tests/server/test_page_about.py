@@ -12,8 +12,17 @@ from framework.config import Config, compose
 from framework.plugins import registry
 from framework.request import SamplingParams
 from framework.server import about
+from framework.server.options import ServerOptions
 
 FACTS = {"backend": "cpu", "attention": "cpu", "model": "llama"}
+
+
+def service(config=None, settings=(), options=None):
+    return SimpleNamespace(config=config or Config(), settings=settings, options=options or ServerOptions())
+
+
+def settings(config=None, options=None):
+    return {one["key"]: one["value"] for one in about.settings(service(config, options=options))}
 
 
 def described(**changes):
@@ -57,26 +66,31 @@ def test_stages_say_what_they_read_and_whether_a_request_may_switch_them():
 
 
 def test_settings_without_a_command_line_are_the_values_of_the_configuration():
-    service = SimpleNamespace(config=compose(["scheduler.max_num_seqs=3"]), settings=())
-    found = {one["key"]: one["value"] for one in about.settings(service)}
+    found = settings(compose(["scheduler.max_num_seqs=3"]))
     assert found["scheduler.max_num_seqs"] == 3 and found["engine.dtype"] == "auto"
 
 
 def test_settings_tell_who_set_them():
     told = SimpleNamespace(key="engine.seed", value=7, source="command line", where="engine.seed=7")
-    (found,) = about.settings(SimpleNamespace(config=Config(), settings=[told]))
-    assert found == {"key": "engine.seed", "value": 7, "source": "command line", "where": "engine.seed=7"}
+    found = about.settings(service(settings=[told]))
+    assert found[0] == {"key": "engine.seed", "value": 7, "source": "command line", "where": "engine.seed=7"}
 
 
-@pytest.mark.parametrize("key", ["server.api_keys", "x.token", "x.password"])
+def test_settings_hold_the_keys_of_the_server_but_none_of_its_secrets():
+    found = settings(options=ServerOptions(port=80, api_keys=["hush"]))
+    assert found["server.port"] == 80 and found["server.api_keys"] == "(not shown)"
+    assert settings()["server.api_keys"] == []
+
+
+@pytest.mark.parametrize("key", ["x.api_key", "x.token", "x.password"])
 def test_secrets_are_told_neither_as_a_value_nor_as_a_word(key):
     told = SimpleNamespace(key=key, value=["hush"], source="command line", where=f"{key}=[hush]")
-    assert "hush" not in json.dumps(about.settings(SimpleNamespace(config=Config(), settings=[told])))
+    assert "hush" not in json.dumps(about.settings(service(settings=[told])))
 
 
 def test_name_that_looks_like_a_secret_is_told():
     told = SimpleNamespace(key="model.tokenizer", value="path", source="default", where="conf/config.yaml")
-    assert about.settings(SimpleNamespace(config=Config(), settings=[told]))[0]["value"] == "path"
+    assert about.settings(service(settings=[told]))[0]["value"] == "path"
 
 
 def test_components_are_active_usable_or_unusable_with_a_reason():

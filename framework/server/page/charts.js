@@ -48,7 +48,7 @@ class Chart {
   axes(width, top, y) {
     const nodes = [0, top / 2, top].flatMap((value) => [
       svg("line", { class: "rule", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }),
-      svg("text", { x: MARGIN.left - 6, y: y(value) + 4, "text-anchor": "end" }, label(value)),
+      svg("text", { x: MARGIN.left - 6, y: y(value) + 4, "text-anchor": "end" }, label(value, top)),
     ]);
     const bottom = HEIGHT - 4;
     return [...nodes, svg("text", { x: MARGIN.left, y: bottom }, `−${WINDOW_S} s`),
@@ -64,8 +64,9 @@ class Chart {
   }
 }
 
-function label(value) {
-  if (value >= 10000) return `${number(value / 1000)}k`;
+/** A value of an axis that ends at `top`: all of its labels have one unit. */
+function label(value, top) {
+  if (top >= 10000) return `${number(value / 1000)}k`;
   return number(value, value === 0 || value >= 10 || Number.isInteger(value) ? 0 : value < 1 ? 2 : 1);
 }
 

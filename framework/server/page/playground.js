@@ -115,7 +115,7 @@ class Playground {
     byId("prompt").value = "";
     const isChat = this.isChat;
     this.message("user", isChat ? "You" : "Prompt").append(el("div", { className: "text", textContent: text }));
-    const answer = new Answer(this.message("assistant", this.about.name), body.n ?? 1);
+    const answer = new Answer(this.message("assistant", this.about.name), body);
     if (!(await this.receive(path, body, answer))) byId("prompt").value ||= text;
     else if (isChat) this.turns.push({ role: "user", content: text }, { role: "assistant", content: answer.text });
   }
@@ -201,10 +201,12 @@ class Playground {
 
 /** One answer as it comes: a text for each of its n completions, and what it cost. */
 class Answer {
-  constructor(node, n) {
+  constructor(node, { n = 1, prompt = null }) {
     this.start = performance.now();
     this.first = this.last = null;
     this.usage = null;
+    this.asked = prompt;
+    this.hasPrompt = false;
     this.choices = Array.from({ length: n }, (_, index) => {
       const text = new TokenText(n > 1 ? `Completion ${index + 1} of ${n}` : "Answer");
       const note = el("div", { className: "note" });
@@ -236,9 +238,12 @@ class Answer {
 
   /** Shows the tokens of the prompt, where the server tells their logprobs. */
   prompt({ prompt_logprobs: entries, prompt_token_ids: ids }) {
-    if (!entries || !ids) return;
+    if (!entries || !ids || this.hasPrompt) return;
+    this.hasPrompt = true; // each completion tells it again
     const text = new TokenText("Prompt, token by token");
     const tokens = entries.map((entry, place) => promptToken(entry, ids[place]));
+    const rest = tokens.slice(1).map(({ token }) => token).join("");
+    if (this.asked?.endsWith(rest)) tokens[0].token = this.asked.slice(0, this.asked.length - rest.length);
     text.add(tokens.map(({ token }) => token).join(""), tokens);
     const box = el("details", { className: "prompt-tokens" }, el("summary", { textContent: `${tokens.length} prompt tokens` }), text.node);
     this.node.insertBefore(box, this.node.children[1]);
@@ -269,7 +274,8 @@ class Answer {
   }
 
   fail(message) {
-    this.finish();
+    if (this.first !== null) this.finish();
+    else for (const { note } of this.choices) note.parentElement.remove();
     const node = el("div", { className: "error", textContent: message });
     node.setAttribute("role", "alert");
     this.node.append(node);
