@@ -66,6 +66,8 @@ def _check_limits(service: Service, params: SamplingParams) -> None:
 async def prompt_of(service: Service, prompt: Any, body: Sampling) -> Prompt:
     """A checked prompt. ApiError for what is none, and for one that is longer than the model reads."""
     admission = service.llm.admission
+    if isinstance(prompt, list):  # before a body full of ids is looked at one by one
+        _check_length(service, len(prompt))
     asked = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, **_prompt_keys(body)}
     with refusing():
         if isinstance(prompt, str) and len(prompt) > LONG_TEXT:
@@ -90,16 +92,20 @@ def _prompt_keys(body: Sampling) -> dict[str, Any]:
 
 def checked_length(service: Service, prompt: Prompt) -> Prompt:
     """ApiError for a prompt that leaves nothing to generate, with the code that clients know."""
+    _check_length(service, len(prompt.token_ids))
+    return prompt
+
+
+def _check_length(service: Service, num_tokens: int) -> None:
     limit = service.llm.admission.limits.max_model_len
-    if len(prompt.token_ids) >= limit:
+    if num_tokens >= limit:
         raise ApiError(
             400,
-            f"the prompt has {len(prompt.token_ids)} tokens but engine.max_model_len is {limit}, and one must be left "
+            f"the prompt has {num_tokens} tokens but engine.max_model_len is {limit}, and one must be left "
             "to generate. Shorten the prompt or raise engine.max_model_len",
             param="prompt",
             code="context_length_exceeded",
         )
-    return prompt
 
 
 def new_id(kind: str, headers: Mapping[str, str]) -> str:

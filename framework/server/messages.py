@@ -64,9 +64,17 @@ def chat_prompt_of(
         )
     else:
         shown_messages = with_objects(shown_messages)
+    _check_options(options or {})
     with refusing():
         named = {**template_options(options), "tools": shown_tools, "add_generation_prompt": generation}
         return chat_prompt(service.llm.admission.tokenizer, shown_messages, **named)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """A client brings no template of its own: it would be a program that runs here."""
+    for name, instead in (("chat_template", "the model's own is used"), ("tools", "it has a field of its own")):
+        if name in options:
+            raise ApiError(400, f"chat_template_kwargs must not hold '{name}'; {instead}", param="chat_template_kwargs")
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -138,6 +138,8 @@ def test_a_message_that_cannot_be_served_is_named(here, messages, param, says):
         ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice", "must be none, auto, required"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"functions": []}, "functions", "use tools"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "the model's own is used"),
+        ({"chat_template_kwargs": {"messages": []}}, "messages", "must not hold 'messages'"),
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs", "regexp"),
     ],
 )  # fmt: skip
