@@ -20,6 +20,7 @@ from framework import LLM, AsyncLLM, SamplingParams  # noqa: E402
 from framework.server import errors, live  # noqa: E402
 from framework.server.service import Service  # noqa: E402
 from framework.testing.crafted import save_crafted  # noqa: E402
+from framework.testing.served import Served  # noqa: E402
 
 VOCAB = 20
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
@@ -272,3 +273,16 @@ def test_stream_ends_when_the_server_drains(service):
         return len(heard)
 
     assert run(main()) == 2
+
+
+def test_server_that_is_told_to_end_does_not_wait_for_who_watches(folder):
+    with (
+        Served(f"model.path={folder}", *WORDS, "server.drain_timeout=50") as server,
+        httpx.stream("GET", f"{server.url}/live/events", timeout=TIMEOUT_S) as response,
+    ):
+        heard = events(response)
+        next(heard)
+        start = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - start < 25  # half of what it would give to requests
+        list(heard)  # which ends, and in order: a broken connection would raise

@@ -321,3 +321,20 @@ def test_copied_command_gets_the_same_answer(browser, server, kind):
 def streamed_text(events):
     chunks = [json.loads(line[6:]) for line in events.splitlines() if line.startswith("data: {")]
     return "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
+
+
+def test_page_asks_for_a_key_where_the_server_wants_one(browser, server):
+    def answer_about(route):
+        is_known = route.request.headers.get("authorization") == "Bearer open-sesame"
+        body = {"error": {"message": "a valid API key is needed", "type": "authentication_error"}}
+        route.continue_() if is_known else route.fulfill(status=401, json=body)
+
+    with opened(browser, server, allowed=["status of 401"]) as page:
+        page.route("**/about", answer_about)
+        page.reload()
+        page.wait_for_selector("#key-form", state="visible")
+        assert not page.is_visible("#fault") and page.is_disabled("#send")
+        page.fill("#key", "open-sesame")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#link[data-state=live]")
+        assert not page.is_visible("#key-form") and page.is_enabled("#send")

@@ -36,8 +36,7 @@ class ParameterForm {
     this.inputs = new Map();
     this.root = root;
     this.onChange = onChange;
-    const groups = Map.groupBy ? Map.groupBy(fields, (f) => f.group) : grouped(fields);
-    for (const [group, members] of groups) {
+    for (const [group, members] of grouped(fields)) {
       const rows = members.flatMap((f) => this.rowsOf(f, stages));
       if (rows.length) root.append(el("fieldset", {}, el("legend", { textContent: group }), ...rows));
     }

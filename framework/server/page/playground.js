@@ -134,6 +134,7 @@ class Playground {
         this.follow();
       }
       answer.finish();
+      announce("The answer is complete.");
     } catch (error) {
       this.fail(error, answer);
     } finally {
@@ -160,7 +161,6 @@ class Playground {
     byId("send").disabled = isBusy;
     byId("stop").disabled = !isBusy;
     byId("transcript").setAttribute("aria-busy", String(isBusy));
-    if (!isBusy) announce("The answer is complete.");
   }
 
   message(kind, title) {
@@ -267,9 +267,10 @@ class Answer {
       words.push(`${number(before)} prompt${cached} + ${number(after)} output tokens`);
     }
     if (this.first !== null) words.push(`TTFT ${spoken((this.first - this.start) / 1000)}`);
-    const each = after / this.choices.length;
-    if (each > 1) words.push(`TPOT ${spoken((this.last - this.first) / 1000 / (each - 1))}`);
-    if (each > 1) words.push(`${rate((after - this.choices.length) / ((this.last - this.first) / 1000))} tokens/s`);
+    const num = this.choices.length, seconds = (this.last - this.first) / 1000;
+    if (after > num && seconds > 0) {
+      words.push(`TPOT ${spoken(seconds / (after / num - 1))}`, `${rate((after - num) / seconds)} tokens/s`);
+    }
     return words;
   }
 

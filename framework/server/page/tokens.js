@@ -10,6 +10,7 @@ function shade(logprob) {
 class TokenText {
   constructor(label) {
     this.node = el("div", { className: "text" });
+    this.node.setAttribute("role", "group");
     this.node.setAttribute("aria-label", label);
     this.tokens = [];
     this.text = "";
