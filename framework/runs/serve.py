@@ -16,7 +16,8 @@ from framework.server import tracing
 from framework.server.app import make_app
 from framework.server.models import model_name
 from framework.server.service import Service
-from framework.server.serving import address_of, bound_socket, make_server
+from framework.server.serving import address_of, allow_connections, bound_socket, make_server
+from framework.server.tool_calls import parser_for
 
 if TYPE_CHECKING:
     from framework.config import Config
@@ -33,8 +34,10 @@ def run(config: Config, args: RunArgs) -> None:
     refuse_texts("serve", args, NOT_READ)
     refuse_unread("serve", args, {"bench": OF_BENCH["bench"], **SET_BY_REQUESTS})
     options = args.server
-    options.keys()  # before anything is loaded
+    options.keys()  # what can be refused is refused before anything is loaded
+    parser_for(None, "", options.tool_format)
     tracing.check(options)
+    allow_connections()
     with bound_socket(options) as sock:
         announce(config)
         with AsyncLLM(config=config) as llm:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("framework")
 BACKLOG = 2048
+MAX_FILES = 65536
 KEEP_ALIVE_S = 75
 LAST_ANSWERS_S = 5
 """Seconds for what was aborted to tell its clients."""
@@ -48,6 +49,18 @@ def bound_socket(options: ServerOptions) -> socket.socket:
             f"({error.strerror or error}). Choose another, or server.port=0 for a free port"
         ) from None
     return sock
+
+
+def allow_connections() -> None:
+    """Raises the number of files that this process may have open: a connection is one, and shells give few."""
+    try:
+        import resource
+    except ImportError:  # a system without such limits
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def address_of(sock: socket.socket) -> str:

@@ -21,6 +21,7 @@ import pytest
             ["serve", "server.host=no.such.host.invalid"],
             "server.host=no.such.host.invalid, server.port=8000: ",
         ),
+        (["serve", "server.tool_format=hermse"], "server.tool_format=hermse: there is no such choice. Did you mean"),
         (["serve", "server.api_keys_file=absent"], "server.api_keys_file=absent: cannot be read"),
         (["generate", "server.port=1"], "server.port=1 means nothing to run=generate; use run=serve, or leave it out"),
     ],
