@@ -38,6 +38,8 @@ MODES = ("--run", "--multirun", "--cfg", "--info", "--shell-completion")
 CFG_PARTS = ("job", "hydra", "all")
 INFO_TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 TRACE_SWITCH = "HYDRA_FULL_ERROR"
+READ_TRACES = ("replay", "timeline")
+"""Runs for which `trace=` names a file that is there: jobs of a sweep share it."""
 BROKEN_PIPE_EXIT = 141  # what a shell shows for a program that SIGPIPE ended
 WANTED_TRACE = "FRAMEWORK_FULL_ERROR_AS_TYPED"
 """Carries the typed value of the switch to the jobs of a launcher that runs them in processes of their own."""
@@ -203,7 +205,7 @@ def _job(cfg: DictConfig, wants_trace: bool) -> float | None:
 
     def work(kept: KeptWeights) -> Mapping[str, float] | None:
         config, run, args = _parts(cfg)
-        config, args = _with_own_files(config, replace(args, kept=kept))
+        config, args = _with_own_files(config, replace(args, kept=kept), reads_trace=run.name in READ_TRACES)
         metrics: Mapping[str, float] | None = registry().load_target("run", run.name)(config, args)
         if objective is not None and objective not in (metrics or {}):
             raise no_such_choice("sweep.objective", objective, metrics or ())
@@ -268,7 +270,7 @@ def prepare_environment(backend: str = "auto") -> None:
             os.environ.setdefault(name, value)
 
 
-def _with_own_files(config: Config, args: RunArgs) -> tuple[Config, RunArgs]:
+def _with_own_files(config: Config, args: RunArgs, *, reads_trace: bool) -> tuple[Config, RunArgs]:
     """Files of a job of a sweep lie in the job's folder: else every job would overwrite those of the one before it."""
     from hydra.core.hydra_config import HydraConfig
 
@@ -284,7 +286,7 @@ def _with_own_files(config: Config, args: RunArgs) -> tuple[Config, RunArgs]:
 
     named = {key: own(f"run.{key}", args.options[key]) for key in ("plot", "profile") if key in args.options}
     args = replace(args, output=own("output", args.output), options={**args.options, **named})
-    return replace(config, trace=own("trace", config.trace)), args
+    return config if reads_trace else replace(config, trace=own("trace", config.trace)), args
 
 
 def _register_search_path() -> None:

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -148,3 +150,11 @@ def test_line_that_names_nobody_is_refused_with_its_number(trace, tmp_path):
     path.write_text("".join(line for line in trace.read_text().splitlines(keepends=True) if '"request"' not in line))
     with pytest.raises(ConfigError, match=r"trace=.*t\.jsonl: line 2 cannot be read: KeyError: '0'"):
         run(Config(trace=str(path)), RunArgs(output=f"{tmp_path}/t.html"))
+
+
+def test_jobs_of_a_sweep_read_one_trace_and_write_a_page_each(trace, tmp_path):
+    words = ["timeline", "--multirun", "engine.seed=1,2", f"trace={trace}", "output=t.html", "hydra.sweep.dir=s"]
+    done = subprocess.run([sys.executable, "-m", "framework", *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pages = sorted(path.relative_to(tmp_path / "s").as_posix() for path in (tmp_path / "s").rglob("*.html"))
+    assert pages == ["0/t.html", "1/t.html"]
