@@ -126,6 +126,13 @@ def test_echo_streams_the_prompt_once_for_each_choice(here):
     assert tokens[1] == ["<s>", "w10", "w11", "w12", "w13"]
 
 
+def test_streamed_echo_with_no_tokens_tells_the_prompt_alone(here):
+    (one,) = events_of(here.complete(prompt="w5 w6", echo=True, logprobs=1, max_tokens=0, stream=True).text)
+    choice = one["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("w5 w6", "length")
+    assert choice["logprobs"]["tokens"] == ["<s>", "w5", "w6"]
+
+
 def test_masked_logprob_is_null(chain):
     with serving(chain, "sampler.logprobs_mode=processed_logprobs") as processed:
         told = processed.complete(prompt="w5", allowed_token_ids=[6], logprobs=3, max_tokens=1, temperature=1.0).json()[
