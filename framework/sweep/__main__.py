@@ -16,7 +16,7 @@ USAGE = "usage: python -m framework.sweep [--resume] DIR (the folder of a sweep)
 
 
 def main(argv: Sequence[str]) -> None:
-    """Ends with SystemExit 2 and one line when there is no such sweep; resuming ends as the sweep does."""
+    """Ends as the sweep did, with SystemExit 1 when jobs failed; 2 and one line when there is no such sweep."""
     folders = [word for word in argv if word != "--resume"]
     if len(folders) != 1 or folders[0].startswith("-"):
         print(USAGE, file=sys.stderr)
@@ -27,10 +27,12 @@ def main(argv: Sequence[str]) -> None:
             raise ConfigError(f"{folder}: there is no such folder. Name the folder of a sweep")
         if "--resume" in argv:
             resume(folder)
-        write_results(folder)
+        num_failed = write_results(folder)
     except FrameworkError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    if num_failed:
+        raise SystemExit(1)
 
 
 def resume(folder: Path) -> None:

@@ -115,7 +115,9 @@ class PageRun:
             timeout=COMMAND_SECONDS,
         )
         refused = result.stdout.splitlines()[-1:] and result.stdout.splitlines()[-1].startswith("error: ")
-        assert result.returncode == (2 if refused else 0), f"{where}: {line} ended with {result.stdout}"
+        has_failed_jobs = re.search(r"^\d+ jobs, [1-9]\d* failed: .*\n\Z", result.stdout, re.MULTILINE)  # of a sweep
+        expected = 2 if refused else 1 if has_failed_jobs else 0
+        assert result.returncode == expected, f"{where}: {line} ended with {result.stdout}"
         return result.stdout
 
 
