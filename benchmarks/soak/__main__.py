@@ -41,8 +41,11 @@ MAX_OBJECTS_A_REQUEST = 0.02
 """Growth of the number of Python objects: a leak of one object by every fiftieth request."""
 MAX_DEVICE_MB = 1.0
 """By which memory of a device may grow once every setting has run: tensors of steps that are still read."""
-WARM_UP_MINUTES = 5.0
-"""Every setting has run by then, and all caches are full."""
+WARM_UP_MINUTES, WARM_UP_REQUESTS = 5.0, 13_000
+"""Every setting has run by then, and all caches are full; the allocator's arenas fill with requests and not with time:
+so many come in these minutes where nothing else runs."""
+LEAST_MEASURES = 10
+"""Behind the warm-up, to tell a slope from noise."""
 COUNTERS = ("num_preemptions", "num_swap_outs", "num_swap_fallbacks", "num_failed_loads", "connector_hit_tokens",
             "prefix_hit_tokens")  # fmt: skip
 
@@ -146,7 +149,7 @@ class Soak:
     def verdict(self, is_long: bool) -> list[str]:
         """All that is wrong, in words."""
         wrong = list(self.faults)
-        late = [m for m in self.measures if m.minutes >= WARM_UP_MINUTES]
+        late = [m for m in self.measures if m.minutes >= WARM_UP_MINUTES and m.num_requests >= WARM_UP_REQUESTS]
         threads = [m.num_threads for m in self.measures]
         if max(threads[len(CHANGING) :], default=0) > max(threads[: len(CHANGING)]):
             wrong.append(f"threads grow: {threads}")
@@ -162,6 +165,8 @@ class Soak:
         return {**{m: self.counts[m] for m in (*MANNERS, "whole", "stopped")}, **self.last_counters}
 
     def _growing(self, late: list[Measure]) -> list[str]:
+        if len(late) < LEAST_MEASURES:
+            return [f"too few requests to tell whether memory grows: it takes {WARM_UP_REQUESTS} to fill caches"]
         requests, minutes = [m.num_requests for m in late], [m.minutes for m in late]
         memory = [m.resident_mb for m in late]
         size = growth(requests, memory) * 1e6
