@@ -6,7 +6,7 @@ Ranges are checked where parameters are made (`framework.request`). What a body 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -47,6 +47,23 @@ NOT_SERVED = {
     "moderation": "leave it out",
 }
 """Fields that other servers know, and what to do instead: refused rather than ignored."""
+
+
+_T = TypeVar("_T")
+_V = TypeVar("_V")
+
+
+def _each(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """An object's members one after the other, up to the first wrong one."""
+    if not isinstance(value, Mapping):
+        return check(value)
+    return {name: one for key in value for name, one in check({key: value[key]}).items()}
+
+
+Items = Annotated[list[_T], Field(fail_fast=True)]
+"""A list of which the first wrong item is told: a body may hold a million, and looking for all takes a gigabyte."""
+Members = Annotated[dict[str, _V], WrapValidator(_each)]
+"""The same of an object."""
 
 
 class Body(BaseModel):
@@ -122,8 +139,8 @@ class Sampling(Body):
     presence_penalty: float | None = None
     seed: int | None = None
     max_tokens: int | None = None
-    stop: str | list[str] | None = None
-    logit_bias: Annotated[dict[int, float] | None, BeforeValidator(whole_keys)] = None
+    stop: str | Items[str] | None = None
+    logit_bias: Annotated[dict[int, float], WrapValidator(_each), BeforeValidator(whole_keys)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -131,19 +148,19 @@ class Sampling(Body):
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Items[int] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: int | None = None
-    logprob_token_ids: list[int] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: str | list[str] | None = None
-    bad_words_token_ids: list[list[int]] | None = None
+    logprob_token_ids: Items[int] | None = None
+    allowed_token_ids: Items[int] | None = None
+    bad_words: str | Items[str] | None = None
+    bad_words_token_ids: Items[Items[int]] | None = None
     structured_outputs: dict[str, Any] | None = None
     detokenize: bool | None = None
     skip_special_tokens: bool | None = None
-    stages: dict[str, bool] | None = None
-    extra_args: dict[str, dict[str, Any]] | None = None
+    stages: Members[bool] | None = None
+    extra_args: Members[dict[str, Any]] | None = None
     priority: int | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = Field(default=None, description="tells the ids of prompt and output as well")
@@ -162,7 +179,7 @@ class Sampling(Body):
 class CompletionBody(Sampling):
     """`POST /v1/completions`."""
 
-    prompt: Annotated[str | list[str] | list[int] | list[list[int]], WrapValidator(_prompt_in_words)] = Field(
+    prompt: Annotated[str | Items[str] | Items[int] | Items[Items[int]], WrapValidator(_prompt_in_words)] = Field(
         description="text, token ids, or a list of either"
     )
     logprobs: int | None = None
@@ -196,12 +213,12 @@ class ResponseFormat(Body):
 class ChatBody(Sampling):
     """`POST /v1/chat/completions`."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Items[dict[str, Any]] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
@@ -231,12 +248,12 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Items[dict[str, Any]] | None = None
     add_special_tokens: bool | None = Field(default=None, description="of a prompt: true when left out")
     add_generation_prompt: bool | None = Field(default=None, description="of messages: true when left out")
     return_token_strs: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
 
     @model_validator(mode="after")
     def _one_of_both(self) -> TokenizeBody:
@@ -260,4 +277,4 @@ class DetokenizeBody(Body):
     """`POST /detokenize`."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Items[int]

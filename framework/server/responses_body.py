@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from framework.server.protocol import WITHOUT_EFFECT, Body, ChatBody
+from framework.server.protocol import WITHOUT_EFFECT, Body, ChatBody, Items, Members
 from framework.server.responses_input import choice_of_chat, tools_of_chat
 from framework.server.tool_calls import is_forced
 
@@ -70,7 +70,7 @@ class ResponsesBody(Body):
 
     WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = WITHOUT_EFFECT
 
-    input: str | list[dict[str, Any]] = Field(
+    input: str | Items[dict[str, Any]] = Field(
         description="text, or items: message, function_call, function_call_output"
     )
     model: str | None = None
@@ -79,34 +79,34 @@ class ResponsesBody(Body):
     temperature: float | None = None
     top_p: float | None = None
     text: TextOptions | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
     stream_options: EventOptions | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: Items[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: int | None = None
     truncation: Literal["disabled"] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Members[str] | None = None
     store: bool | None = Field(default=None, description="keeps the response, so that others can follow it")
     previous_response_id: str | None = Field(default=None, description="a stored response that this one follows")
 
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Items[str] | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Members[float] | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Items[int] | None = None
     ignore_eos: bool | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: str | list[str] | None = None
-    bad_words_token_ids: list[list[int]] | None = None
-    stages: dict[str, bool] | None = None
-    extra_args: dict[str, dict[str, Any]] | None = None
+    allowed_token_ids: Items[int] | None = None
+    bad_words: str | Items[str] | None = None
+    bad_words_token_ids: Items[Items[int]] | None = None
+    stages: Members[bool] | None = None
+    extra_args: Members[dict[str, Any]] | None = None
     priority: int | None = None
     cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None

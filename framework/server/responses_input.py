@@ -5,7 +5,7 @@ Items that this server cannot serve are refused with their place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from framework.errors import did_you_mean, shown
@@ -20,20 +20,28 @@ _OF_TOOL = ("type", "name", "description", "parameters", "strict")
 def messages_of(given: str | Sequence[Any], before: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
     """before: messages of the responses that this one follows."""
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    messages = [dict(message) for message in before]
+    messages = [_own(message) for message in before]
+    called = {call["id"] for message in messages for call in message.get("tool_calls", ())}
     for place, item in enumerate(items):
-        _add(messages, f"input[{place}]", item)
+        _add(messages, called, f"input[{place}]", item)
     return messages
 
 
-def _add(messages: list[dict[str, Any]], where: str, item: Any) -> None:
+def _own(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy to which calls can be added."""
+    return {**message, "tool_calls": [*message["tool_calls"]]} if "tool_calls" in message else dict(message)
+
+
+def _add(messages: list[dict[str, Any]], called: set[str], where: str, item: Any) -> None:
+    """called: ids of all calls so far."""
     kind = item.get("type", "message") if isinstance(item, Mapping) else None
     if kind == "message":
         messages.append(_message(where, item))
     elif kind == "function_call":
         _add_call(messages, where, item)
+        called.add(item["call_id"])
     elif kind == "function_call_output":
-        messages.append(_result(messages, where, item))
+        messages.append(_result(called, where, item))
     else:
         near = did_you_mean(str(kind), _ITEMS)
         raise refusal(f"{where}.type", f"is {shown(kind)}; items here are {', '.join(_ITEMS)}.{near}")
@@ -76,18 +84,18 @@ def _add_call(messages: list[dict[str, Any]], where: str, item: Mapping[str, Any
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     function = {"name": item["name"], "arguments": item["arguments"]}
-    calls = messages[-1].get("tool_calls", [])
-    messages[-1]["tool_calls"] = [*calls, {"id": item["call_id"], "type": "function", "function": function}]
+    calls = messages[-1].setdefault("tool_calls", [])
+    calls.append({"id": item["call_id"], "type": "function", "function": function})
 
 
-def _result(messages: Sequence[Mapping[str, Any]], where: str, item: Mapping[str, Any]) -> dict[str, Any]:
-    called = [call["id"] for message in messages for call in message.get("tool_calls", ())]
-    if item.get("call_id") not in called:
+def _result(called: Container[str], where: str, item: Mapping[str, Any]) -> dict[str, Any]:
+    call_id = item.get("call_id")
+    if not isinstance(call_id, str) or call_id not in called:
         raise refusal(
-            f"{where}.call_id", f"is {shown(item.get('call_id'))}, and no function_call before it has that. Send the "
+            f"{where}.call_id", f"is {shown(call_id)}, and no function_call before it has that. Send the "
             "call as well, or previous_response_id of a stored response"
         )  # fmt: skip
-    return {"role": "tool", "tool_call_id": item["call_id"], "content": _text(f"{where}.output", item.get("output"))}
+    return {"role": "tool", "tool_call_id": call_id, "content": _text(f"{where}.output", item.get("output"))}
 
 
 def with_instructions(messages: Sequence[dict[str, Any]], instructions: str | None) -> list[dict[str, Any]]:

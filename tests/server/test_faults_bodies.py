@@ -156,3 +156,23 @@ def test_methods_that_are_not_served_are_named(served):
 
 def test_after_all_of_it_tokens_are_right(served):
     assert stream(served, 4, 50) == counted(4, 50)
+
+
+ONES, NAMES = [1] * 200_000, {f"a{i}": 1 for i in range(100_000)}
+MANY_WRONG = [
+    ("/v1/completions", {"prompt": [1], "stop": ONES}),
+    ("/v1/completions", {"prompt": ["a"] * 200_000 + [1]}),
+    ("/v1/completions", {"prompt": [1], "stages": NAMES}),
+    ("/v1/completions", {"prompt": [1], "logit_bias": NAMES}),
+    ("/v1/chat/completions", {"messages": ONES}),
+    ("/v1/responses", {"input": ONES}),
+    ("/detokenize", {"tokens": ["a"] * 200_000}),
+]
+
+
+def test_of_many_wrong_items_the_first_is_told_and_none_is_kept(served):
+    before = served.resident_mb
+    for path, wrong in MANY_WRONG:
+        answer = httpx.post(f"{served.url}{path}", json=wrong, timeout=60)
+        assert answer.status_code == 400 and len(answer.content) < 1000, answer.text[:2000]
+        assert served.resident_mb < before + 60

@@ -282,6 +282,18 @@ def test_response_is_not_kept_unless_that_is_asked_for(client):
     assert caught.value.param == "previous_response_id" and caught.value.code == "response_not_found"
 
 
+def test_calls_that_follow_a_stored_response_are_not_added_to_it():
+    from framework.server.responses_input import messages_of
+
+    def call(i):
+        return {"type": "function_call", "call_id": i, "name": "f", "arguments": "{}"}
+
+    stored = messages_of([call("a")])
+    later = messages_of([call("b"), {"type": "function_call_output", "call_id": "a", "output": "1"}], stored)
+    assert [one["id"] for one in stored[0]["tool_calls"]] == ["a"]
+    assert [one["id"] for one in later[0]["tool_calls"]] == ["a", "b"]
+
+
 def test_store_gives_the_oldest_up():
     from framework.server.responses_store import ResponseStore, Stored
 
