@@ -20,6 +20,8 @@ from framework.errors import CheckpointError, RequestError
 from framework.interfaces import Checkpoint
 from framework.pieces import pieces_of
 
+LONG_TEXT = 4096
+"""Characters from which on other threads run while a text is turned into ids."""
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -74,6 +76,8 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens spelled out in it are found. RequestError for unpaired surrogates."""
         try:
+            if len(text) > LONG_TEXT:  # a batch is turned into ids without the interpreter's lock
+                return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError:  # what the Rust side says of text that has no UTF-8
             place = next(i for i, c in enumerate(text) if "\ud800" <= c <= "\udfff")

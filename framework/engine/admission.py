@@ -259,7 +259,14 @@ def label(prompt: Any, index: int) -> str:
 
 
 def chat_prompt(tokenizer: Tokenizer | None, messages: Any, **options: Any) -> Prompt:
-    """A conversation as a prompt: rendered by the chat template, whose special tokens are the only ones it gets.
+    """A conversation as a prompt: `chat_text`, whose special tokens are the only ones it gets."""
+    text = chat_text(tokenizer, messages, **options)
+    assert tokenizer is not None, "refused with the messages"
+    return Prompt(tokenizer.encode(text, add_special_tokens=False), text)
+
+
+def chat_text(tokenizer: Tokenizer | None, messages: Any, **options: Any) -> str:
+    """A conversation as the chat template renders it.
 
     options  of `Tokenizer.apply_chat_template`
     Raises RequestError, TypeError for messages of other types, NotBuiltError for content that is not text.
@@ -272,8 +279,7 @@ def chat_prompt(tokenizer: Tokenizer | None, messages: Any, **options: Any) -> P
         raise RequestError("the list of messages is empty; give at least one message")
     for index, message in enumerate(messages):
         _check_message(f"messages[{index}]", message)
-    text = tokenizer.apply_chat_template(messages, **options)
-    return Prompt(tokenizer.encode(text, add_special_tokens=False), text)
+    return tokenizer.apply_chat_template(messages, **options)
 
 
 def _check_message(name: str, message: Any) -> None:

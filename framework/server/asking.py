@@ -16,6 +16,7 @@ from framework.engine.admission import Prompt
 from framework.errors import shown
 from framework.request import OutputKind, SamplingParams
 from framework.server.errors import ApiError, refusing
+from framework.server.lengths import check_length, refuse_long
 
 if TYPE_CHECKING:
     from framework.server.protocol import Sampling
@@ -67,14 +68,19 @@ async def prompt_of(service: Service, prompt: Any, body: Sampling) -> Prompt:
     """A checked prompt. ApiError for what is none, and for one that is longer than the model reads."""
     admission = service.llm.admission
     if isinstance(prompt, list):  # before a body full of ids is looked at one by one
-        _check_length(service, len(prompt))
+        check_length(service, len(prompt))
     asked = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, **_prompt_keys(body)}
+
+    def read() -> Prompt:
+        if isinstance(prompt, str):
+            refuse_long(service, prompt)
+        return admission.prompt(asked)
+
     with refusing():
-        if isinstance(prompt, str) and len(prompt) > LONG_TEXT:
-            made = await asyncio.get_running_loop().run_in_executor(None, admission.prompt, asked)
-        else:
-            made = admission.prompt(asked)
-    return checked_length(service, made)
+        is_long = isinstance(prompt, str) and len(prompt) > LONG_TEXT
+        made = await asyncio.get_running_loop().run_in_executor(None, read) if is_long else read()
+    check_length(service, len(made.token_ids))
+    return made
 
 
 def with_keys(service: Service, prompt: Prompt, body: Sampling) -> Prompt:
@@ -88,24 +94,6 @@ def with_keys(service: Service, prompt: Prompt, body: Sampling) -> Prompt:
 def _prompt_keys(body: Sampling) -> dict[str, Any]:
     named = {"cache_salt": body.cache_salt, "priority": body.priority}
     return {key: value for key, value in named.items() if value is not None}
-
-
-def checked_length(service: Service, prompt: Prompt) -> Prompt:
-    """ApiError for a prompt that leaves nothing to generate, with the code that clients know."""
-    _check_length(service, len(prompt.token_ids))
-    return prompt
-
-
-def _check_length(service: Service, num_tokens: int) -> None:
-    limit = service.llm.admission.limits.max_model_len
-    if num_tokens >= limit:
-        raise ApiError(
-            400,
-            f"the prompt has {num_tokens} tokens but engine.max_model_len is {limit}, and one must be left "
-            "to generate. Shorten the prompt or raise engine.max_model_len",
-            param="prompt",
-            code="context_length_exceeded",
-        )
 
 
 def new_id(kind: str, headers: Mapping[str, str]) -> str:

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
+from framework.engine.admission import Prompt
 from framework.errors import shown
 from framework.request import CompletionOutput, RequestOutput, SamplingParams, StructuredOutputsParams
-from framework.server.asking import LONG_TEXT, check_model, checked_length, new_id, params_of, with_keys
+from framework.server.asking import LONG_TEXT, check_model, new_id, params_of, with_keys
 from framework.server.documented import CHAT
 from framework.server.errors import ApiError
 from framework.server.generating import Asked, Placed
+from framework.server.lengths import check_length, refuse_long
 from framework.server.logprobs import chat_logprobs, prompt_logprobs
-from framework.server.messages import chat_prompt_of, check_tools, tool_format
+from framework.server.messages import chat_text_of, check_tools, ids_of_chat, tool_format
 from framework.server.protocol import ChatBody
 from framework.server.reply import Head, Piece, Pieces, usage_of
 from framework.server.streaming import EventStream, WholeAnswer, dumps, event
@@ -34,7 +36,6 @@ from framework.server.tool_calls import (
 )
 
 if TYPE_CHECKING:
-    from framework.engine.admission import Prompt
     from framework.server.service import Service
 
 
@@ -132,7 +133,7 @@ def _response_format(body: ChatBody) -> StructuredOutputsParams | None:
 
 async def prompt_of_chat(service: Service, body: ChatBody, tools: UsedTools | None) -> Prompt:
     def render() -> Prompt:
-        return chat_prompt_of(
+        text = chat_text_of(
             service,
             body.messages,
             tools=None if tools is None else tools.tools,
@@ -140,10 +141,13 @@ async def prompt_of_chat(service: Service, body: ChatBody, tools: UsedTools | No
             generation=body.add_generation_prompt is not False,
             options=body.chat_template_kwargs,
         )
+        refuse_long(service, text)
+        return Prompt(ids_of_chat(service, text), text)
 
-    is_long = sum(len(str(message.get("content"))) for message in body.messages) > LONG_TEXT
+    is_long = len(str(body.messages)) + len(str(body.tools)) > LONG_TEXT
     made = await asyncio.get_running_loop().run_in_executor(None, render) if is_long else render()
-    return checked_length(service, with_keys(service, made, body))
+    check_length(service, len(made.token_ids))
+    return with_keys(service, made, body)
 
 
 class Reply:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from framework.engine.admission import Prompt, chat_prompt
+from framework.engine.admission import chat_text
 from framework.engine.arguments import template_options
 from framework.errors import did_you_mean, shown
 from framework.server.errors import ApiError, refusing
@@ -40,7 +40,7 @@ async def tool_format(service: Service) -> ToolFormat | None:
     return _formats[llm]
 
 
-def chat_prompt_of(
+def chat_text_of(
     service: Service,
     messages: Sequence[Mapping[str, Any]],
     *,
@@ -48,8 +48,8 @@ def chat_prompt_of(
     style: ToolFormat | None = None,
     generation: bool = True,
     options: Mapping[str, Any] | None = None,
-) -> Prompt:
-    """A conversation as ids. ApiError, or RequestError of the tools, name the message.
+) -> str:
+    """A conversation as the chat template renders it. ApiError, or RequestError of the tools, name the message.
 
     tools       shown to the model, in the way of `style` where that is given, else by the template itself
     generation  ends where the assistant begins to speak
@@ -67,7 +67,15 @@ def chat_prompt_of(
     _check_options(options or {})
     with refusing():
         named = {**template_options(options), "tools": shown_tools, "add_generation_prompt": generation}
-        return chat_prompt(service.llm.admission.tokenizer, shown_messages, **named)
+        return chat_text(service.llm.admission.tokenizer, shown_messages, **named)
+
+
+def ids_of_chat(service: Service, text: str) -> list[int]:
+    """Ids of a rendered conversation, which has all the special tokens that it needs."""
+    tokenizer = service.llm.admission.tokenizer
+    assert tokenizer is not None, "nothing is rendered without one"
+    with refusing():
+        return tokenizer.encode(text, add_special_tokens=False)
 
 
 def _check_options(options: Mapping[str, Any]) -> None:

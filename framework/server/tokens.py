@@ -10,7 +10,7 @@ from fastapi import APIRouter
 
 from framework.server.asking import check_model
 from framework.server.errors import ApiError, refusing
-from framework.server.messages import chat_prompt_of
+from framework.server.messages import chat_text_of, ids_of_chat
 from framework.server.protocol import DetokenizeBody, TokenizeBody
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def routes(service: Service) -> APIRouter:
         tokenizer = _tokenizer(service)
         ids = await _beside(lambda: _ids(service, tokenizer, body))
         limit = service.llm.admission.limits.max_model_len
-        texts = [tokenizer.decode_token(i) for i in ids] if body.return_token_strs else None
+        texts = await _beside(lambda: [*map(tokenizer.decode_token, ids)]) if body.return_token_strs else None
         return {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": texts}
 
     @router.post("/detokenize", summary="Text of token ids")
@@ -49,9 +49,10 @@ def _ids(service: Service, tokenizer: Tokenizer, body: TokenizeBody) -> list[int
         return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     assert body.messages is not None, "one of both is given"
     options = dict(body.chat_template_kwargs or {})
-    return chat_prompt_of(
+    text = chat_text_of(
         service, body.messages, tools=body.tools, generation=body.add_generation_prompt is not False, options=options
-    ).token_ids
+    )
+    return ids_of_chat(service, text)
 
 
 async def _beside(function: Callable[[], _T]) -> _T:

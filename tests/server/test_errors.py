@@ -61,6 +61,25 @@ def test_prompt_beyond_the_model_names_the_limit(here):
     assert "8192 tokens but engine.max_model_len is 8192" in error_of(response)["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "as_body"),
+    [
+        ("/v1/completions", lambda text: {"prompt": text}),
+        ("/v1/chat/completions", lambda text: {"messages": [{"role": "user", "content": text}]}),
+        ("/v1/responses", lambda text: {"input": text}),
+    ],
+)
+def test_text_is_refused_by_its_beginning_where_that_is_too_long_already(here, path, as_body):
+    response = here.client.post(path, json=as_body("w5 " * 500_000))
+    assert response.status_code == 400 and error_of(response)["code"] == "context_length_exceeded"
+    assert "has more than 8192 tokens" in error_of(response)["message"]
+
+
+def test_text_of_many_characters_and_few_tokens_is_served(here):
+    response = here.complete(prompt="w5" + " " * 500_000 + "w6", max_tokens=1)
+    assert response.status_code == 200 and response.json()["usage"]["prompt_tokens"] == 3
+
+
 def test_one_bad_prompt_of_several_refuses_all_and_nothing_runs(here):
     before = here.stats()["num_steps"]
     assert here.complete(prompt=[[5], [24]], max_tokens=4).status_code == 400

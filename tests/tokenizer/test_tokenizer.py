@@ -187,6 +187,15 @@ def test_a_folder_without_tokenizer_json_says_what_to_do(tmp_path):
         Tokenizer.load(tmp_path)
 
 
+def test_ids_of_a_long_text_equal_transformers(pair):
+    """Which is turned into ids without the interpreter's lock, by another function of the same tokenizer."""
+    ours, oracle = pair
+    text = "low lower lowest. " * 1000
+    assert ours.encode(text) == oracle(text)["input_ids"]
+    with pytest.raises(ValueError, match="character 18000 is"):
+        ours.encode(text + "\ud800")
+
+
 def test_unpaired_surrogates_are_refused(pair):
     with pytest.raises(RequestError, match=r"not valid Unicode: character 1 is .\\ud800., half"):
         pair[0].encode("a\ud800")
