@@ -7,6 +7,7 @@ Hydra.
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -46,17 +47,30 @@ class SweepFiles(Callback):
         words = [str(word).lstrip("+") for word in config.hydra.overrides.task]
         try:
             size = size_of(list(config.hydra.overrides.task), config.hydra.sweeper)
-            plain = OmegaConf.to_container(
-                OmegaConf.masked_copy(config, [str(key) for key in config if key not in NOT_LOCKED])
-            )
-            assert isinstance(plain, dict), "a composed configuration is a mapping"
-            write_lock(Path(config.hydra.sweep.dir), self.argv, words, {str(k): v for k, v in plain.items()}, size)
+            _refuse_secrets(words, config)
+            write_lock(Path(config.hydra.sweep.dir), self.argv, words, _locked(config), size)
         except FrameworkError as error:
             print(f"error: {error}", file=sys.stderr)
             raise SystemExit(2) from None
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        SweepFiles.num_failed = write_results(Path(config.hydra.sweep.dir))
+        """Ends the program with the fault that keeps table or picture from being made: Hydra would only warn of it."""
+        try:
+            SweepFiles.num_failed = write_results(Path(config.hydra.sweep.dir))
+        except FrameworkError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise SystemExit(2) from None
+        except Exception as error:
+            traceback.print_exception(error)
+            raise SystemExit(1) from None
+
+
+def _refuse_secrets(words: Sequence[str], config: DictConfig) -> None:
+    """FrameworkError for keys of clients: the lock, the results and Hydra's own file would hold them."""
+    if config.server.api_keys or any(word.startswith("server.api_keys=") for word in words):
+        raise FrameworkError(
+            "server.api_keys would stand in the files of the sweep. Use server.api_keys_file=FILE, or leave it out"
+        )
 
 
 def _locked(config: DictConfig) -> dict[str, Any]:

@@ -13,7 +13,12 @@ from framework.errors import ConfigError
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replaces the file in one move: a reader, and a process that is killed, leave the old one or the new one."""
-    write_text(path, json.dumps(value, indent=1, default=str) + "\n")
+    write_text(path, _dumped(value) + "\n")
+
+
+def as_json(value: Mapping[str, Any]) -> Any:
+    """What `read_json` gives back of it: JSON has texts for keys, and lists alone."""
+    return json.loads(_dumped(value))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -31,3 +36,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: must hold a JSON object. Remove it, and resume the sweep")
     return value
+
+
+def _dumped(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=1, default=str)

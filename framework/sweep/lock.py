@@ -20,7 +20,7 @@ from typing import Any
 import framework
 from framework.errors import ConfigError
 from framework.plugins import registry
-from framework.sweep.files import read_json, write_json
+from framework.sweep.files import as_json, read_json, write_json
 
 LOCK = "sweep.lock.json"
 FORMAT = 1
@@ -51,7 +51,7 @@ def write_lock(
         "words": list(words),
         "varied": list(size.varied),
         "num_jobs": size.num_jobs,
-        "config": dict(config),
+        "config": as_json(config),
         "argv": list(argv),
         "folder": os.getcwd(),
         "starts": [],

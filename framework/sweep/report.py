@@ -34,6 +34,8 @@ def write_results(folder: Path) -> int:
     write_text(folder / "results.md", "\n".join(_page(folder, results)) + "\n")
     num_failed = sum(job.status != "ok" for job in results.jobs)
     print(f"{len(results.jobs)} jobs, {num_failed} failed: {folder / 'results.md'}", file=sys.stderr)
+    if missing := _missing(folder, results):
+        print(missing, file=sys.stderr)
     try:
         if not write_picture(folder / "results.png", results):
             print("no results.png: no job has figures", file=sys.stderr)
@@ -42,6 +44,15 @@ def write_results(folder: Path) -> int:
             raise
         print(NO_MATPLOTLIB.format(folder), file=sys.stderr)
     return num_failed
+
+
+def _missing(folder: Path, results: Results) -> str:
+    """What is to be said of a sweep that has not come to its end, else an empty text."""
+    num_jobs = read_json(folder / LOCK)["num_jobs"] if (folder / LOCK).exists() else None
+    num_missing = (num_jobs or 0) - len(results.jobs)
+    if num_missing <= 0:
+        return ""
+    return f"{num_missing} of {num_jobs} jobs have no result yet: python -m framework.sweep --resume {folder}"
 
 
 def _csv(jobs: Sequence[Job]) -> str:
@@ -76,6 +87,8 @@ def _about(folder: Path, results: Results) -> list[str]:
     if (folder / LOCK).exists():
         argv = read_json(folder / LOCK)["argv"]
         lines += [f"`{shlex.join(['python', '-m', 'framework', *argv])}`", ""]
+    if missing := _missing(folder, results):
+        lines += [missing, ""]
     if results.common:
         lines += ["The same in all jobs: " + ", ".join(f"`{word}`" for word in results.common), ""]
     return lines

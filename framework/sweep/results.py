@@ -5,6 +5,7 @@ Knows which figures say how much is done and which say how long it takes. Report
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ LATENCY_WORDS = ("tpot", "ttft", "itl", "e2e", "latency")
 
 @dataclass(frozen=True)
 class Job:
-    """name: of its folder. words: {key: value} of its overrides."""
+    """name: of its folder. words: {key: value} of its overrides. metrics: its figures, finite numbers."""
 
     name: str
     words: dict[str, str]
@@ -147,12 +148,17 @@ def _job(path: Path) -> Job:
         name=path.parent.name,
         words=words,
         status=result["status"],
-        metrics={name: value for name, value in result["metrics"].items() if isinstance(value, int | float)},
+        metrics={name: value for name, value in result["metrics"].items() if _is_measured(value)},
         units=result.get("units", {}),
         error=result["error"],
         seconds=result.get("seconds"),
         weights=result.get("weights"),
     )
+
+
+def _is_measured(value: object) -> bool:
+    """A figure that is infinite or no number was not measured: no mean could hold it."""
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _number(path: Path) -> tuple[int, str]:

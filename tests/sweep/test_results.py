@@ -1,6 +1,7 @@
 """What is made of results: means and their intervals, pairs, the front, table and picture."""
 
 import csv
+import json
 import sys
 
 import pytest
@@ -103,6 +104,22 @@ def test_failed_jobs_stand_in_the_table_with_their_error(tmp_path, capsys):
     assert "| 2 | 0 |  |" in page and "too \\| large |" in page
     with (tmp_path / "results.csv").open(newline="") as rows:
         assert [row["error"] for row in csv.DictReader(rows)] == ["", "too | large"]
+
+
+def test_figure_that_is_not_finite_was_not_measured(tmp_path):
+    for number, value in enumerate([2.0, float("nan"), float("inf"), 4.0]):
+        write_job(tmp_path, number, f"sweep.repetition={number}", {"x": value})
+    (one,) = Results.read(tmp_path).combinations
+    assert (one.mean("x").value, one.mean("x").n) == (3.0, 2)
+
+
+def test_jobs_without_a_result_are_counted(tmp_path, capsys):
+    write_job(tmp_path, 0, "a=1", {"x": 2.0})
+    (tmp_path / "sweep.lock.json").write_text(json.dumps({"num_jobs": 3, "argv": []}))
+    assert write_results(tmp_path) == 0
+    line = f"2 of 3 jobs have no result yet: python -m framework.sweep --resume {tmp_path}"
+    assert line in capsys.readouterr().err.splitlines()
+    assert line in (tmp_path / "results.md").read_text().splitlines()
 
 
 def test_without_matplotlib_the_table_is_made_and_the_extra_named(tmp_path, capsys, monkeypatch):

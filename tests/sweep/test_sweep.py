@@ -76,6 +76,37 @@ def test_folder_of_another_sweep_is_refused(sweep, tmp_path):
     assert code == 2 and "error: hydra.sweep.dir=s: engine.seed had another value when this sweep began" in err
 
 
+def test_sweep_whose_configuration_has_numbers_for_keys_is_resumed(sweep):
+    words = ("plugins", "policy=fcfs,shortest", "sampler.logit_bias={5:1.0}")
+    assert sweep(*words)[0] == 0
+    code, err = sweep(*words)
+    assert (code, err.count("done before")) == (0, 2)
+
+
+def test_keys_of_clients_come_into_no_file(sweep, tmp_path):
+    (tmp_path / "mine.yaml").write_text("defaults: [config, _self_]\nserver: {api_keys: [hidden]}\n")
+    typed, swept = ("server.api_keys=[hidden]",), ("server.api_keys=[hidden],[other]",)
+    for words in (typed, swept, ("--config-dir", ".", "--config-name", "mine")):
+        code, err = sweep("plugins", "policy=fcfs,shortest", *words)
+        assert code == 2 and "error: server.api_keys would stand in the files of the sweep. Use server.api_k" in err
+        assert not (tmp_path / "s").exists()
+
+
+def test_table_that_cannot_be_made_ends_the_sweep_with_its_fault(sweep, tmp_path, monkeypatch):
+    from framework.sweep import report
+
+    def write_no_picture(path, results):
+        raise RuntimeError("no picture")
+
+    monkeypatch.setattr(report, "write_picture", write_no_picture)
+    code, err = sweep("plugins", "policy=fcfs")
+    assert code == 1 and "RuntimeError: no picture" in err
+    (tmp_path / "s" / "mine").mkdir()
+    (tmp_path / "s" / "mine" / "result.json").write_text("{")
+    code, err = sweep("plugins", "policy=fcfs")
+    assert code == 2 and "mine/result.json" in err
+
+
 def test_weights_stay_while_their_keys_do(sweep, tmp_path):
     assert sweep("bench", "engine.max_model_len=64,32", "sampler=gumbel,greedy", *BENCH)[0] == 0
     # The model is made for its longest context: another one means loading.
