@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
+def number(value: float) -> str:
+    """Four figures, and all of those before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 class Figures(dict[str, float]):
     """{name: number}. units: of those that have one in no word of their name."""
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import fmean, stdev
 
+from framework.runs.figures import number
+
 CONFIDENCE = 0.95
 
 
@@ -31,11 +33,6 @@ class Mean:
         if self.half_width is None:
             return number(self.value)
         return f"{number(self.value)} ± {number(self.half_width)}"
-
-
-def number(value: float) -> str:
-    """Four figures, and all of those before the point."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 @cache

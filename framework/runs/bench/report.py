@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from framework.runs.figures import number
 from framework.runs.table import paragraph, table, terminal_width, title
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Report:
         """A line a figure: its median, least and most over the rounds."""
         rows: list[tuple[str, ...]] = [("", "median", "least", "most", "unit")]
         for name, one in self.figures().items():
-            rows.append((name, *(_number(one[key]) for key in ("median", "min", "max")), one["unit"]))
+            rows.append((name, *(number(one[key]) for key in ("median", "min", "max")), one["unit"]))
         return table(_right(rows), terminal_width(), "  ")
 
     def lines(self, own: Sequence[str] | None = None) -> list[str]:
@@ -147,11 +148,6 @@ def _memory_bytes() -> int:
 
 def _words(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {'null' if value is None else value}" for key, value in values.items())
-
-
-def _number(value: float) -> str:
-    """Four figures, and all of those before the point."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _right(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:

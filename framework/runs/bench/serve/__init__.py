@@ -18,7 +18,7 @@ from framework.runs.bench.serve.arrivals import moments, unit_gaps
 from framework.runs.bench.serve.client import Client, cut, key_from
 from framework.runs.bench.serve.cpu import cpu_seconds, own_cpu_seconds
 from framework.runs.bench.serve.drive import Point, drive
-from framework.runs.bench.serve.figures import UNITS, Measured, measure
+from framework.runs.bench.serve.figures import UNITS, Measured, label_of, measure
 from framework.runs.bench.serve.options import SATURATION, LoadOptions
 from framework.runs.bench.serve.pictures import draw
 from framework.runs.bench.serve.prompts import Prompts
@@ -182,7 +182,7 @@ class Serve:
             return {AT_BEST: "1/s", **UNITS}
         if len(self._loads) == 1:
             return dict(UNITS)
-        return {f"{name}, {_label(load)}": unit for load in self._loads for name, unit in UNITS.items()}
+        return {f"{name}, {label_of(load)}": unit for load in self._loads for name, unit in UNITS.items()}
 
     def _figures(self, done: list[Measured], best: float | None) -> dict[str, float]:
         if best is not None:
@@ -209,10 +209,6 @@ def _shown(options: LoadOptions) -> dict[str, Any]:
     always = ("num_prompts", "input_len", "output_len") if options.lengths != "sharegpt" else ("num_prompts",)
     chosen = [one.name for one in fields(options) if getattr(options, one.name) != getattr(LoadOptions(), one.name)]
     return {name: getattr(options, name) for name in dict.fromkeys((*always, *chosen)) if name not in ("url", "model")}
-
-
-def _label(load: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in load.items())
 
 
 def _worth_of(one: Measured) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -17,8 +18,7 @@ def cpu_seconds(pid: int) -> float | None:
 
 def own_cpu_seconds() -> float:
     """Of this process, all threads."""
-    times = os.times()
-    return times.user + times.system
+    return time.process_time()
 
 
 def _family(pid: int) -> list[int]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from framework.runs.bench.serve.figures import label_of
+
 if TYPE_CHECKING:
     from framework.interfaces import BenchRound
 
@@ -54,10 +56,6 @@ def remarks(rounds: Sequence[BenchRound]) -> list[str]:
     lines += [said.pop("")] if "" in said else []
     lines += [f"{number} times {kind}" + (f": {said[kind]}" if said[kind] else "") for kind, number in errors.items()]
     return list(dict.fromkeys(lines))
-
-
-def label_of(load: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in load.items()) or "all at once"
 
 
 def _load(labelled: tuple[str, Sequence[Mapping[str, Any]]]) -> float:

@@ -243,6 +243,12 @@ def test_answer_of_one_token_has_no_tpot():
 def test_answer_without_text_counts_from_its_first_chunk():
     bare = Outcome(0, 0.0, sent=0.0, first_bare=0.2, ended=0.5, output_tokens=2)
     assert latency_of(bare).ttft == pytest.approx(200) and latency_of(bare).e2e == pytest.approx(500)
+    assert latency_of(bare).tpot == pytest.approx(300)
+
+
+def test_answer_of_which_one_moment_was_seen_has_no_tpot_and_misses_a_limit_of_it():
+    one = latency_of(Outcome(0, 0.0, sent=0.0, first_bare=0.5, ended=0.5, output_tokens=4))
+    assert one.tpot is None and not one.meets({"tpot_ms": 1000}) and one.meets({"e2e_ms": 1000})
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,8 @@ def test_rows_leave_out_what_no_point_has_and_mark_late_points():
 
 def test_server_of_ours_is_started_measured_and_ended(typed_here, talker, monkeypatch):
     servers = []
+    for name in ("http_proxy", "HTTP_PROXY"):  # which may be there for other addresses
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
 
     class Noted(serve.OwnServer):
         def __init__(self, *args):
@@ -220,6 +222,7 @@ def test_server_of_ours_is_started_measured_and_ended(typed_here, talker, monkey
     )  # fmt: skip
     assert code == 0, err
     report = json.loads(out)
+    assert "'server.api_keys=[...]'" in report["command"] and "secret" not in out
     assert report["engine"]["server"] == "of this configuration" and report["engine"]["prompts"] == "token ids"
     assert report["engine"]["ignore_eos"] is True and report["engine"]["tokens"] == "usage"
     for point in report["rounds"][0]["points"]:
@@ -227,7 +230,7 @@ def test_server_of_ours_is_started_measured_and_ended(typed_here, talker, monkey
         assert point["errors"] == {} and len(point["samples"]["E2E"]) == 4
         assert figures["output tokens"] * figures["whole point"] == pytest.approx(12)
         assert figures["all tokens"] * figures["whole point"] == pytest.approx(12 + 24)
-        assert figures["server CPU"] > 0
+        assert figures["server CPU"] > 0 and figures["client CPU"] > 0
     assert len(servers) == 1 and servers[0]._child.returncode == 0
 
 
