@@ -54,7 +54,7 @@ class Setting:
 @contextmanager
 def setting(is_tiny: bool, num_requests: int) -> Iterator[Setting]:
     """The default model, or one that counts: its steps take a millisecond, so that the HTTP layer shows."""
-    words = [*FIXED, "scheduler.max_num_seqs=256", "kv_cache.num_blocks=9000"]
+    words = [*FIXED, "scheduler.max_num_seqs=256", "kv_cache.num_blocks=2400"]
     if not is_tiny:
         yield Setting(words, num_requests, is_tiny)
         return
@@ -131,12 +131,12 @@ def offline(words: Sequence[str], work: list[tuple[list[int], int]]) -> dict[str
 
 
 NUM_STREAMS = 16
-NUM_TTFT, MAX_OUTPUT = 160, 16
+NUM_TTFT, MAX_PROMPT, MAX_OUTPUT = 96, 32, 16
 
 
 def short(given: Setting) -> list[tuple[list[int], int]]:
-    """Requests whose outputs are short: what is measured are their beginnings."""
-    return [(prompt, min(length, MAX_OUTPUT)) for prompt, length in given.work(NUM_TTFT, 1)]
+    """Requests of short prompts and outputs: what is measured are their beginnings."""
+    return [(prompt[:MAX_PROMPT], min(length, MAX_OUTPUT)) for prompt, length in given.work(NUM_TTFT, 1)]
 
 
 def overhead(given: Setting, rounds: int) -> list[Figure]:
