@@ -19,7 +19,7 @@ from framework.engine.recording import Line, Recording, read_recording
 from framework.errors import ConfigError
 from framework.runs import Incomplete
 from framework.runs.loading import announce
-from framework.runs.replay_config import changed_request, replay_config, what_differs
+from framework.runs.replay_config import changed_request, replay_config, typed_params, what_differs
 from framework.runs.replay_options import ReplayOptions
 from framework.runs.signals import held_signals
 from framework.runs.unread import OF_BENCH, refuse_texts, refuse_unread
@@ -65,10 +65,7 @@ def run(config: Config, args: RunArgs) -> dict[str, float]:
     made = replay_config(recording, config, args.typed, compose)
     report = _replay(recording, made, args, compare_stages=options.compare != "tokens")
     print(json.dumps(asdict(report), indent=1, ensure_ascii=False) if options.json else _text(report), flush=True)
-    figures = {
-        name: float(getattr(report, name))
-        for name in ("steps", "requests", "tokens", "unlike", "unlike_tokens", "seconds")
-    }
+    figures = {name: float(getattr(report, name)) for name in _FIGURES}
     if report.unlike:
         raise Incomplete(f"the replay differs from {recording.path}", figures)
     return figures
@@ -117,7 +114,11 @@ def _replay(recording: Recording, config: Config, args: RunArgs, *, compare_stag
         unlike_tokens=outcome.num_unlike_tokens,
         first=first,
         others=list(outcome.differences.values())[1:],
-        config=[*_config_lines(recording.config, config), *_version_lines(recording, engine)],
+        config=[
+            *_config_lines(recording.config, config),
+            *_params_lines(config, args),
+            *_version_lines(recording, engine),
+        ],
         broken=outcome.broken,
     )
 
@@ -144,6 +145,12 @@ def _config_lines(recorded: Config, now: Config) -> list[str]:
     return [*lines, *(f"sampler.stages: {line}" for line in unlike_configs(recorded.sampler, now.sampler))]
 
 
+def _params_lines(config: Config, args: RunArgs) -> list[str]:
+    """Parameters that a word has given to all requests."""
+    params = config.sampler.params
+    return [f"sampler.{name} is {params[name]} for all requests" for name in typed_params(args.typed) if name in params]
+
+
 def _version_lines(recording: Recording, engine: Engine) -> list[str]:
     then, now = recording.facts.get("versions", {}), engine.plugins.versions
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
@@ -159,11 +166,16 @@ def _text(report: ReplayReport) -> str:
         f"{r.trace}: {r.steps} steps, {r.requests} requests, {r.tokens} tokens executed again in {r.seconds:.1f} s; "
         f"{r.compared} compared"
     ]
-    if r.first is None:
-        return "\n".join([*lines, "equal: every row did what was recorded"])
-    lines += [
+    lines += ["equal: every row did what was recorded"] if r.first is None else _unlike_lines(r, r.first)
+    if r.config:
+        lines += ["", "the configuration differs:", *(f"  {line}" for line in r.config)]
+    return "\n".join(lines)
+
+
+def _unlike_lines(r: ReplayReport, first: Difference) -> list[str]:
+    lines = [
         "",
-        *_first_lines(r.first),
+        *_first_lines(first),
         "",
         f"{r.unlike} of {r.tokens} rows differ, {r.unlike_tokens} of them in their token",
     ]
@@ -172,9 +184,7 @@ def _text(report: ReplayReport) -> str:
         lines.append(f"  and {len(r.others) - _LISTED} requests more")
     if r.broken is not None:
         lines.append("the replay ended there, since a stage raised")
-    if r.config:
-        lines += ["", "the configuration differs:", *(f"  {line}" for line in r.config)]
-    return "\n".join(lines)
+    return lines
 
 
 def _first_lines(first: Difference) -> list[str]:

@@ -250,6 +250,6 @@ def test_parts_beyond_the_colours_begin_with_the_first_again():
 def test_options_of_another_workload_are_refused():
     from framework.plugins import registry
 
-    assert {spec.name for spec in registry().specs("bench")} == {"latency", "startup", "throughput"}
+    assert {spec.name for spec in registry().specs("bench")} == {"latency", "serve", "startup", "throughput"}
     with pytest.raises(ConfigError, match=r"bench=latency\.rate: there is no such key"):
         registry().build_options("bench", "latency", {"rate": 1})

@@ -458,3 +458,12 @@ def test_report_says_what_differs_in_a_few_lines(record, capsys):
     step, line = first_with(path, "1")
     assert f"first difference: step {step} (line {line}), request 1, stage greedy\n" in out
     assert "it picks the token, in the place of gumbel" in out
+
+
+def test_report_tells_of_another_configuration_that_made_no_difference(record, capsys):
+    path = record(generate([GREEDY] * 3))
+    word = "sampler.top_k=5"
+    run(compose([f"trace={path}", word]), RunArgs(typed={"sampler.top_k": word}))
+    out = capsys.readouterr().out
+    assert "equal: every row did what was recorded\n" in out
+    assert out.endswith("the configuration differs:\n  sampler.top_k is 5 for all requests\n")
