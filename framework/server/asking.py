@@ -26,6 +26,8 @@ _FIELDS = frozenset(f.name for f in fields(SamplingParams))
 _PLAIN_ID = re.compile(r"[\w.:-]{1,80}", re.ASCII)
 LONG_TEXT = 4096
 """Characters from which on a text is turned into ids beside the event loop, which others wait for."""
+MOST_WORDS, MOST_LETTERS = 1024, 65536
+"""Of stop strings and of bad words, in one request: what they cost is paid between the steps of everybody."""
 
 
 def check_model(service: Service, name: str | None) -> None:
@@ -58,6 +60,11 @@ def _check_limits(service: Service, params: SamplingParams) -> None:
         if k is not None and not 0 <= k <= most:
             what = "the whole vocabulary" if k == -1 else str(k)
             raise ApiError(400, f"{name}={what} is above this server's limit of {most} tokens", param=name)
+    for name in ("stop", "bad_words"):
+        words: Sequence[str] = getattr(params, name) or ()
+        if len(words) > MOST_WORDS or sum(map(len, words)) > MOST_LETTERS:
+            limit = f"{MOST_WORDS} strings with {MOST_LETTERS} characters in all"
+            raise ApiError(400, f"{name} is above this server's limit of {limit}; pass fewer", param=name)
     if params.logprob_token_ids is not None and len(params.logprob_token_ids) > most:
         raise ApiError(
             400, f"logprob_token_ids holds more than this server's limit of {most} tokens", param="logprob_token_ids"

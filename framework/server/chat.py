@@ -103,6 +103,11 @@ async def tools_of(service: Service, body: ChatBody) -> UsedTools | None:
 
 def params_of_chat(service: Service, body: ChatBody, tools: UsedTools | None) -> SamplingParams:
     """Without a number of tokens the answer may fill what the model has left."""
+    top, most_logprobs = body.top_logprobs, service.options.max_logprobs
+    if top is not None and not 0 <= top <= most_logprobs:
+        raise ApiError(
+            400, f"top_logprobs={top} is not in 0..{most_logprobs}, what this server allows", param="top_logprobs"
+        )
     changes: dict[str, Any] = {"logprobs": (body.top_logprobs or 0) if body.logprobs else None}
     most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     if most is not None or "max_tokens" not in service.llm.admission.defaults.named:
@@ -199,7 +204,10 @@ class Reply:
         return self.tools.style.new_id()
 
     def logprobs(self, token_ids: Sequence[int], entries: Sequence[Any]) -> dict[str, Any] | None:
-        return chat_logprobs(token_ids, entries, self.body.top_logprobs or 0) if self.body.logprobs else None
+        if not self.body.logprobs:
+            return None
+        # Listed ids may be the least likely ones: nothing is left out then.
+        return chat_logprobs(token_ids, entries, None if self.body.logprob_token_ids else self.body.top_logprobs or 0)
 
 
 def ended(reason: str | None, *, has_calls: bool) -> str | None:

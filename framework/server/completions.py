@@ -85,7 +85,7 @@ class Reply:
 
     def _choice(self, index: int, output: RequestOutput, one: CompletionOutput) -> dict[str, Any]:
         piece = Piece(index, one.text, one.token_ids, one.logprobs, one.finish_reason, one.stop_reason, output)
-        return self.choice(piece, CompletionLogprobs(self.body.logprobs or 0, self.tokenizer), is_first=True)
+        return self.choice(piece, self.logprobs(), is_first=True)
 
     def choice(self, piece: Piece, logprobs: CompletionLogprobs, *, is_first: bool) -> dict[str, Any]:
         """is_first: nothing of this choice was told before, so that it begins with the prompt under echo."""
@@ -103,7 +103,12 @@ class Reply:
             made["prompt_token_ids"] = list(output.prompt_token_ids) if is_first else None
         return made
 
-    def _logprobs(self, piece: Piece, logprobs: CompletionLogprobs, with_prompt: bool) -> dict[str, list[Any]]:
+    def logprobs(self) -> CompletionLogprobs:
+        """Of one choice."""
+        tells_others = bool(self.body.logprobs or self.params.logprob_token_ids)
+        return CompletionLogprobs(self.tokenizer, tells_others=tells_others)
+
+    def _logprobs(self, piece: Piece, logprobs: CompletionLogprobs, with_prompt: bool) -> dict[str, Any]:
         ids, entries = list(piece.token_ids), list(piece.logprobs or ())
         if with_prompt:
             assert piece.output.prompt_logprobs is not None, "echo with logprobs asks for those of the prompt"
@@ -147,7 +152,7 @@ class Events:
     def _event(self, piece: Piece) -> str:
         is_first = piece.index not in self._logprobs
         if is_first:
-            self._logprobs[piece.index] = CompletionLogprobs(self._reply.body.logprobs or 0, self._reply.tokenizer)
+            self._logprobs[piece.index] = self._reply.logprobs()
         if (
             self._is_plain
             and not piece.text

@@ -31,24 +31,24 @@ def token_text(token_id: int, logprob: Logprob | None = None, tokenizer: Tokeniz
 class CompletionLogprobs:
     """Lists of `/v1/completions`: tokens, token_logprobs, top_logprobs, text_offset.
 
-    k       how many of the best tokens are told beside each token; of those with one text the likeliest
-    offset  characters before the first token of the next call
+    tells_others  whether top_logprobs are told: of several tokens with one text the likeliest. Else it is null
+    offset        characters before the first token of the next call
     """
 
-    def __init__(self, k: int, tokenizer: Tokenizer | None) -> None:
-        self._k, self._tokenizer, self.offset = k, tokenizer, 0
+    def __init__(self, tokenizer: Tokenizer | None, *, tells_others: bool) -> None:
+        self._tells_others, self._tokenizer, self.offset = tells_others, tokenizer, 0
 
-    def of(self, token_ids: Sequence[int], entries: Iterable[Entry]) -> dict[str, list[Any]]:
-        made: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    def of(self, token_ids: Sequence[int], entries: Iterable[Entry]) -> dict[str, Any]:
+        made: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token_id, entry in zip(token_ids, entries, strict=True):
             own = None if entry is None else entry[token_id]
             text = token_text(token_id, own, self._tokenizer)
             made["tokens"].append(text)
             made["token_logprobs"].append(None if own is None else finite(own.logprob))
-            made["top_logprobs"].append(None if entry is None or not self._k else _best_texts(entry))
+            made["top_logprobs"].append(None if entry is None else _best_texts(entry))
             made["text_offset"].append(self.offset)
             self.offset += len(text)
-        return made
+        return made if self._tells_others else {**made, "top_logprobs": None}
 
 
 def _best_texts(entry: Mapping[int, Logprob]) -> dict[str, float | None]:
@@ -59,8 +59,8 @@ def _best_texts(entry: Mapping[int, Logprob]) -> dict[str, float | None]:
     return {text: finite(value) for text, value in best.items()}
 
 
-def chat_logprobs(token_ids: Sequence[int], entries: Iterable[Entry], k: int) -> dict[str, Any]:
-    """`logprobs` of a chat's choice: an entry a token, with the k best."""
+def chat_logprobs(token_ids: Sequence[int], entries: Iterable[Entry], k: int | None) -> dict[str, Any]:
+    """`logprobs` of a chat's choice: an entry a token, with the k best; None: with all that there are."""
     content = []
     for token_id, entry in zip(token_ids, entries, strict=True):
         assert entry is not None, "a generated token without logprobs"

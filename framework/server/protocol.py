@@ -118,9 +118,11 @@ def _prompt_in_words(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
 
 
 class StreamOptions(Body):
-    """include_usage: one more event with the number of tokens, before the end."""
+    """include_usage: one more event with the number of tokens, before the end. include_obfuscation: padding of events,
+    which is not made here."""
 
     include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class Sampling(Body):
@@ -169,6 +171,17 @@ class Sampling(Body):
     def _options_need_a_stream(self) -> Sampling:
         if self.stream_options is not None and not self.stream:
             raise PydanticCustomError("stream_options", "stream_options needs stream=true", {"param": "stream_options"})
+        return self
+
+    @model_validator(mode="after")
+    def _ids_go_with_logprobs(self) -> Sampling:
+        asked = getattr(self, "logprobs", None)  # a number of completions, a switch of chats
+        if self.logprob_token_ids and (asked is None or asked is False):
+            raise PydanticCustomError(
+                "together",
+                "logprob_token_ids needs logprobs, beside which they are told",
+                {"param": "logprob_token_ids"},
+            )
         return self
 
     @property

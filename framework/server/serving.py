@@ -33,6 +33,9 @@ KEEP_ALIVE_S = 75
 LAST_ANSWERS_S = 5
 """Seconds for what was aborted to tell its clients."""
 POLL_S = 0.02
+TAKEN_FOR_GONE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 600_000}
+"""Whom the system takes for gone: who answers no probe for two minutes, as a machine without power, and who takes
+nothing for ten (milliseconds) of what there is for it. Its request would count as open for ever."""
 
 
 def bound_socket(options: ServerOptions) -> socket.socket:
@@ -42,6 +45,7 @@ def bound_socket(options: ServerOptions) -> socket.socket:
         family, kind, protocol, _, address = found[0]
         sock = socket.socket(family, kind, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _notice_who_has_gone(sock)
         sock.bind(address)
     except OSError as error:
         raise ConfigError(
@@ -49,6 +53,14 @@ def bound_socket(options: ServerOptions) -> socket.socket:
             f"({error.strerror or error}). Choose another, or server.port=0 for a free port"
         ) from None
     return sock
+
+
+def _notice_who_has_gone(sock: socket.socket) -> None:
+    """Connections have the options of the socket that took them."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in TAKEN_FOR_GONE.items():
+        if hasattr(socket, name):  # as on Linux; elsewhere the system has times of its own
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def allow_connections() -> None:

@@ -28,10 +28,12 @@ DONE = "data: [DONE]\n\n"
 _LINE_ENDS = (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 """What JSON lets stand, and clients that split events by Python's lines take for the end of one."""
 
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
 
 def dumps(value: Any) -> str:
     """Compact JSON in one line. NaN and infinities are no JSON: whoever has some makes null of them before."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = _encode(value)
     for mark, escape in _LINE_ENDS:
         text = text.replace(mark, escape)
     return text

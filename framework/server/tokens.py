@@ -22,14 +22,21 @@ _T = TypeVar("_T")
 
 def routes(service: Service) -> APIRouter:
     router = APIRouter()
+    turn = asyncio.Lock()
+
+    async def beside(function: Callable[[], _T]) -> _T:
+        """What may take long goes beside the event loop, and one at a time: a long text takes a gigabyte meanwhile."""
+        async with turn:
+            with refusing():
+                return await asyncio.get_running_loop().run_in_executor(None, function)
 
     @router.post("/tokenize", summary="Token ids of a text or of a conversation")
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         check_model(service, body.model)
         tokenizer = _tokenizer(service)
-        ids = await _beside(lambda: _ids(service, tokenizer, body))
+        ids = await beside(lambda: _ids(service, tokenizer, body))
         limit = service.llm.admission.limits.max_model_len
-        texts = await _beside(lambda: [*map(tokenizer.decode_token, ids)]) if body.return_token_strs else None
+        texts = await beside(lambda: [*map(tokenizer.decode_token, ids)]) if body.return_token_strs else None
         return {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": texts}
 
     @router.post("/detokenize", summary="Text of token ids")
@@ -39,7 +46,7 @@ def routes(service: Service) -> APIRouter:
         for place, i in enumerate(body.tokens):
             if not 0 <= i < size:
                 raise ApiError(400, f"tokens[{place}] is {i}, outside the vocabulary 0..{size - 1}", param="tokens")
-        return {"prompt": await _beside(lambda: tokenizer.decode(body.tokens, skip_special_tokens=False))}
+        return {"prompt": await beside(lambda: tokenizer.decode(body.tokens, skip_special_tokens=False))}
 
     return router
 
@@ -53,12 +60,6 @@ def _ids(service: Service, tokenizer: Tokenizer, body: TokenizeBody) -> list[int
         service, body.messages, tools=body.tools, generation=body.add_generation_prompt is not False, options=options
     )
     return ids_of_chat(service, text)
-
-
-async def _beside(function: Callable[[], _T]) -> _T:
-    """What may take long goes beside the event loop."""
-    with refusing():
-        return await asyncio.get_running_loop().run_in_executor(None, function)
 
 
 def _tokenizer(service: Service) -> Tokenizer:

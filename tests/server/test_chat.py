@@ -73,6 +73,12 @@ def test_logprobs_tell_each_token_with_its_best(here):
     assert content[0]["top_logprobs"][0]["logprob"] == content[0]["logprob"] > content[0]["top_logprobs"][1]["logprob"]
 
 
+def test_logprobs_of_listed_ids_stand_behind_the_likelier_ones(here):
+    asked = {"logprobs": True, "logprob_token_ids": [20], **GREEDY}
+    content = here.chat(messages=ASKED, **asked).json()["choices"][0]["logprobs"]["content"]
+    assert [one["token"] for one in content[0]["top_logprobs"]] == ["w10", "w20"]
+
+
 def test_logprobs_without_top_ones_tell_the_token_alone(here):
     content = here.chat(messages=ASKED, logprobs=True, **GREEDY).json()["choices"][0]["logprobs"]["content"]
     assert [one["top_logprobs"] for one in content] == [[], [], []]

@@ -94,6 +94,18 @@ def test_logprobs_tell_tokens_best_ones_and_offsets(here):
     assert told["text_offset"] == [0, 2, 4]
 
 
+def test_logprobs_of_listed_ids_stand_among_the_top_ones(here):
+    told = here.complete(prompt="w5", logprobs=0, logprob_token_ids=[20], **GREEDY).json()["choices"][0]["logprobs"]
+    assert [set(best) for best in told["top_logprobs"]] == [{"w6", "w20"}, {"w7", "w20"}, {"w8", "w20"}]
+    alone = here.complete(prompt="w5", logprob_token_ids=[20])
+    assert alone.status_code == 400 and "needs logprobs" in alone.json()["error"]["message"]
+
+
+def test_without_a_number_of_logprobs_only_the_token_has_its_own(here):
+    told = here.complete(prompt="w5", logprobs=0, **GREEDY).json()["choices"][0]["logprobs"]
+    assert told["top_logprobs"] is None and len(told["token_logprobs"]) == 3
+
+
 def test_echo_begins_with_the_prompt_and_its_logprobs(here):
     choice = here.complete(prompt="w5 w6 w9", echo=True, logprobs=1, temperature=0, max_tokens=1).json()["choices"][0]
     told = choice["logprobs"]

@@ -10,6 +10,7 @@ import pytest
 from framework.errors import ConfigError
 from framework.server.keys import ApiKeys
 from framework.server.options import ServerOptions
+from framework.server.serving import bound_socket
 
 from .here import events_of, serving
 
@@ -58,13 +59,28 @@ def test_length_that_is_no_number_is_refused(small, length):
         ({"logprobs": 3}, "logprobs", "limit of 2 tokens"),
         ({"logprobs": -1}, "logprobs", "the whole vocabulary"),
         ({"prompt_logprobs": 3}, "prompt_logprobs", "limit of 2"),
-        ({"logprob_token_ids": [1, 2, 4]}, "logprob_token_ids", "limit of 2"),
+        ({"logprobs": 1, "logprob_token_ids": [1, 2, 4]}, "logprob_token_ids", "limit of 2"),
     ],
 )
 def test_more_than_a_request_may_ask_for_is_refused(small, body, param, says):
     response = small.complete(**{"prompt": "w5", **body})
     assert response.status_code == 400 and response.json()["error"]["param"] == param
     assert says in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("field", ["stop", "bad_words"])
+@pytest.mark.parametrize("words", [["x"] * 1025, ["x" * 40_000, "y" * 40_000]], ids=["many", "long"])
+def test_words_that_every_token_is_compared_with_are_limited(here, field, words):
+    response = here.complete(prompt="w5", **{field: words})
+    assert response.status_code == 400 and response.json()["error"]["param"] == field
+    assert "1024 strings with 65536 characters" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("top", [-1, 3])
+def test_chat_names_its_own_field_of_logprobs(small, top):
+    response = small.chat(messages=[{"role": "user", "content": "w5"}], logprobs=True, top_logprobs=top)
+    assert response.status_code == 400 and response.json()["error"]["param"] == "top_logprobs"
+    assert f"top_logprobs={top} is not in 0..2" in response.json()["error"]["message"]
 
 
 def test_beyond_those_that_may_wait_429_says_when_to_come_back(small):
@@ -184,6 +200,16 @@ def test_file_of_keys_that_has_none_is_refused(tmp_path):
 
 
 # --------------------------------------------------------------------------------------------------- disconnects
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has times of its own")
+def test_who_has_gone_without_a_word_is_noticed_by_the_system():
+    with bound_socket(ServerOptions(port=0)) as listening:
+        listening.listen()
+        with socket.create_connection(listening.getsockname()), listening.accept()[0] as taken:
+            assert taken.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+            assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 600_000
 
 
 @pytest.mark.parametrize("stream", [True, False])
