@@ -45,6 +45,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions", summary="Answer in a conversation", responses=CHAT)
     async def chat(body: ChatBody, http: Request) -> Response:
         check_model(service, body.model)
+        service.check_takes_more()
         tools = await tools_of(service, body)
         params = params_of_chat(service, body, tools)
         request_id = new_id("chatcmpl", http.headers)

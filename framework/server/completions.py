@@ -28,6 +28,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/completions", summary="Continue texts", responses=COMPLETION)
     async def completions(body: CompletionBody, http: Request) -> Response:
         check_model(service, body.model)
+        service.check_takes_more()
         asked = Asked(new_id("cmpl", http.headers), [], _params(service, body))
         asked = Asked(asked.request_id, await _prompts(service, body, asked.params), asked.params)
         head = Head(asked.request_id, "text_completion", int(time.time()), service.model_name)

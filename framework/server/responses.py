@@ -39,6 +39,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/responses", summary="Answer, in items", responses=RESPONSE)
     async def create(body: ResponsesBody, http: Request) -> Response:
         check_model(service, body.model)
+        service.check_takes_more()
         messages = messages_of(body.input, _messages_before(store, body.previous_response_id))
         chat = body.as_chat(with_instructions(messages, body.instructions))
         tools = await tools_of(service, chat)

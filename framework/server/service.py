@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 BUSY_RETRY_S = 1
 DRAIN_RETRY_S = 10
+SHUT_DOWN = "the server is shutting down"
 
 
 @dataclass
@@ -35,12 +36,12 @@ class Load:
     is_draining: bool = False
     _tasks: set[asyncio.Task[object]] = field(default_factory=set)
 
-    @contextmanager
-    def taken(self, num: int, most: int) -> Iterator[None]:
-        """Counts `num` completions while they are open. ApiError 503 while draining, 429 where they would be more than
-        `most`; what alone is more is taken when nothing else is open."""
+    def check(self, num: int, most: int) -> None:
+        """ApiError 503 while draining, 429 where `num` more completions would be more than `most`; what alone is more
+        is taken when nothing else is open."""
         if self.is_draining:
-            raise ApiError(503, "the server is shutting down; ask another one", retry_after_s=DRAIN_RETRY_S)
+            text = f"{SHUT_DOWN}; ask another one"
+            raise ApiError(503, text, code="shutting_down", retry_after_s=DRAIN_RETRY_S)
         if self.num_open and self.num_open + num > most:
             raise ApiError(
                 429,
@@ -48,6 +49,11 @@ class Load:
                 "later, or raise server.max_waiting",
                 retry_after_s=BUSY_RETRY_S,
             )
+
+    @contextmanager
+    def taken(self, num: int, most: int) -> Iterator[None]:
+        """Counts `num` completions while they are open. ApiError of `check`."""
+        self.check(num, most)
         task = asyncio.current_task()
         assert task is not None, "requests are taken inside of a task"
         self.num_open += num
@@ -62,9 +68,6 @@ class Load:
         """Ends all that is open: its requests are aborted."""
         for task in list(self._tasks):
             task.cancel(SHUT_DOWN)
-
-
-SHUT_DOWN = "the server is shutting down"
 
 
 @dataclass(frozen=True)
@@ -85,3 +88,7 @@ class Service:
     def most_open(self) -> int:
         """Completions that may be open at a time: those that run, and those that may wait."""
         return self.config.scheduler.max_num_seqs + self.options.max_waiting
+
+    def check_takes_more(self) -> None:
+        """ApiError where not even one completion would be taken: before its prompt is read, which may take long."""
+        self.load.check(1, self.most_open)

@@ -90,6 +90,7 @@ def test_beyond_those_that_may_wait_429_says_when_to_come_back(small):
         assert response.status_code == 429 and int(response.headers["retry-after"]) > 0
         assert response.json()["error"]["type"] == "rate_limit_error"
         assert "server.max_waiting" in response.json()["error"]["message"]
+        assert small.complete(prompt="").status_code == 429, "its prompt was looked at"
         assert small.client.get("/health").status_code == 200
     small.wait_until_idle()
     assert small.complete(prompt="w5", max_tokens=1).status_code == 200
