@@ -131,7 +131,10 @@ class Serve:
         url = o.url if self._server is None else self._server.url
         assert url is not None, "there is a server of ours where no other is named"
         client = Client(o, url, self._key)
-        asyncio.run(self._meet(client))
+        try:
+            asyncio.run(self._meet(client))
+        finally:
+            self._check_server()
         self.facts |= {
             "server": url if self._server is None else "of this configuration", "model": client.model, "api": o.api,
             **client.dialect.facts(), "salt": self._salt,
@@ -158,6 +161,7 @@ class Serve:
         own, server = own_cpu_seconds(), None if pid is None else cpu_seconds(pid)
         number = None if concurrency is None else int(concurrency)
         point: Point = asyncio.run(drive(self._client, asks, due, number, o.max_s, advance))
+        self._check_server()
         costs = {"client CPU": own_cpu_seconds() - own}
         if pid is not None and server is not None and (after := cpu_seconds(pid)) is not None:
             costs["server CPU"] = after - server
@@ -168,6 +172,11 @@ class Serve:
             raise point.interrupt
         advance(len(asks) - point.num_told)
         return one
+
+    def _check_server(self) -> None:
+        """RuntimeError where our server is gone: what it did not answer any more is no figure of a load."""
+        if self._server is not None:
+            self._server.check()
 
     def _worth(self, rate: float, done: list[Measured], advance: Callable[[int], Any]) -> float:
         return _worth_of(self._measure({"rate": rate}, done, advance))

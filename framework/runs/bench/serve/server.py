@@ -52,6 +52,11 @@ class OwnServer:
             self.close()
             raise
 
+    def check(self) -> None:
+        """Raises RuntimeError with what the server said, or ConfigError with its refusal, when it has ended."""
+        if self._child.poll() is not None:
+            raise self._failed()
+
     def close(self) -> None:
         """Ends the process: in order where it can, and within seconds."""
         try:
@@ -75,8 +80,7 @@ class OwnServer:
     def _wait(self, timeout_s: float, tick: Callable[[], Any]) -> None:
         end = time.monotonic() + timeout_s
         while not self._is_ready():
-            if self._child.poll() is not None:
-                raise self._failed()
+            self.check()
             if time.monotonic() > end:
                 raise ConfigError(
                     f"bench.start_timeout_s={timeout_s:g}: our server was not ready by then. Raise it, or start the "

@@ -234,6 +234,29 @@ def test_server_of_ours_is_started_measured_and_ended(typed_here, talker, monkey
     assert len(servers) == 1 and servers[0]._child.returncode == 0
 
 
+@pytest.mark.parametrize("after", [0, 1], ids=["before the first request", "under load"])
+def test_server_of_ours_that_ends_by_itself_is_an_error(typed_here, talker, monkeypatch, after):
+    kept, passes = [], []
+
+    class Noted(serve.OwnServer):
+        def __init__(self, *args):
+            super().__init__(*args)
+            kept.append(self)
+
+    def asks(self, number, asks=serve.Prompts.asks):
+        passes.append(number)
+        if len(passes) > after:
+            kept[0]._child.kill()
+            kept[0]._child.wait()
+        return asks(self, number)
+
+    monkeypatch.setattr(serve, "OwnServer", Noted)
+    monkeypatch.setattr(serve.Prompts, "asks", asks)
+    words = ("bench", "bench=serve", f"model.path={talker}", *SMALL, *FEW, "bench.token_ids=[0,256]")
+    code, out, err = typed_here(*words)
+    assert code == 1 and out == "" and "RuntimeError: the server of bench=serve ended with -9" in err
+
+
 def test_configuration_that_our_server_refuses_is_said_in_one_line(typed_here):
     code, _, err = typed_here("bench", "bench=serve", "model.path=/nowhere/at/all", *FEW)
     assert code == 2 and "error: model.path=/nowhere/at/all" in err and "Traceback" not in err
