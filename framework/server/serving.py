@@ -12,13 +12,13 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import uvicorn
 
 from framework.ending import SIGNALS, end_at_once
-from framework.errors import ConfigError, as_typed
+from framework.errors import ConfigError, FrameworkError, as_typed
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -93,6 +93,8 @@ def make_server(app: ASGIApp, load: Load, options: ServerOptions, ready: Callabl
         timeout_graceful_shutdown=LAST_ANSWERS_S,
         server_header=False,
         ws="none",
+        http="h11",  # the other one, which uvicorn takes where it is installed, keeps headers of any length
+        lifespan="on",
     )
     return Server(config, load, options, ready)
 
@@ -106,9 +108,11 @@ class Server(uvicorn.Server):
         self._drained: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._ready()
+        with suppress(SystemExit):  # which later versions of uvicorn raise where earlier ones return
+            await super().startup(sockets)
+        if not self.started:
+            raise FrameworkError("the server did not start; what kept it from that stands above")
+        self._ready()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

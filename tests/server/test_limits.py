@@ -7,10 +7,11 @@ import time
 import httpx
 import pytest
 
-from framework.errors import ConfigError
+from framework.errors import ConfigError, FrameworkError
 from framework.server.keys import ApiKeys
 from framework.server.options import ServerOptions
-from framework.server.serving import bound_socket
+from framework.server.service import Load
+from framework.server.serving import bound_socket, make_server
 
 from .here import events_of, serving
 
@@ -198,6 +199,16 @@ def test_file_of_keys_that_has_none_is_refused(tmp_path):
     for name, says in ((str(empty), "holds no key"), (str(tmp_path / "absent"), "cannot be read")):
         with pytest.raises(ConfigError, match=says):
             ServerOptions(api_keys_file=name).keys()
+
+
+def test_server_whose_parts_cannot_begin_ends_with_an_error():
+    async def broken(scope, receive, send):
+        await receive()
+        await send({"type": "lifespan.startup.failed", "message": ""})
+
+    options = ServerOptions(port=0)
+    with bound_socket(options) as sock, pytest.raises(FrameworkError, match="the server did not start"):
+        make_server(broken, Load(), options, pytest.fail).run(sockets=[sock])
 
 
 # --------------------------------------------------------------------------------------------------- disconnects
