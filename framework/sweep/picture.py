@@ -6,6 +6,7 @@ intervals of the report. Called by the report alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,6 +201,6 @@ def _short(key: str) -> str:
 
 def _is_number(value: str) -> bool:
     try:
-        return float(value) == float(value)
+        return math.isfinite(float(value))
     except ValueError:
         return False

@@ -66,8 +66,8 @@ def _csv(jobs: Sequence[Job]) -> str:
 
 def _row(job: Job) -> dict[str, Any]:
     words = " ".join(f"{key}={value}" for key, value in job.words.items())
-    first = {"job": job.name, "overrides": words, "status": job.status, "seconds": job.seconds, "weights": job.weights}
-    return {**first, **job.metrics, "error": job.error or ""}
+    took = {"job_seconds": job.seconds, "weights": job.weights}  # runs have figures that are called seconds
+    return {"job": job.name, "overrides": words, "status": job.status, **took, **job.metrics, "error": job.error or ""}
 
 
 # ------------------------------------------------------------------------------------------------------------ page
@@ -115,11 +115,13 @@ def _figures(results: Results) -> list[str]:
 
 
 def _differences(results: Results) -> list[str]:
-    """Each combination against the first, repetition by repetition, since those have the same seeds."""
+    """Each combination against the first that has figures, repetition by repetition, since those have equal seeds."""
     shown = [name for name in (results.throughput, *results.latencies) if name is not None] or results.figures
-    first, *others = results.combinations
+    first = next((one for one in results.combinations if any(map(one.mean, shown))), results.combinations[0])
     rows: list[Iterable[object]] = [[*results.varied, "n", *shown]]
-    for one in others:
+    for one in results.combinations:
+        if one is first:
+            continue
         gains = [one.gain_on(first, name) for name in shown]
         n = max((gain.n for gain in gains if gain is not None), default=0)
         rows.append([*one.words.values(), n, *(None if gain is None else f"{gain} %" for gain in gains)])

@@ -106,6 +106,30 @@ def test_failed_jobs_stand_in_the_table_with_their_error(tmp_path, capsys):
         assert [row["error"] for row in csv.DictReader(rows)] == ["", "too | large"]
 
 
+def test_differences_are_from_the_first_combination_that_has_figures(tmp_path):
+    for number, policy in enumerate(["a", "b", "c"]):
+        words, figures = f"sweep.repetition=0 policy={policy}", {"x": number * 2.0}
+        write_job(tmp_path, number, words, figures if number else None, error=None if number else "a fault")
+    write_results(tmp_path)
+    page = (tmp_path / "results.md").read_text()
+    assert "Against `policy=b`, in pairs of equal seeds" in page and "| c | 1 | 100 % |" in page
+
+
+def test_figure_that_is_called_seconds_does_not_hide_those_of_the_job(tmp_path):
+    write_job(tmp_path, 0, "a=1", {"seconds": 9.0})
+    write_results(tmp_path)
+    with (tmp_path / "results.csv").open(newline="") as rows:
+        (row,) = csv.DictReader(rows)
+    assert (row["job_seconds"], row["seconds"]) == ("1.5", "9.0")
+
+
+def test_values_that_are_not_finite_are_names_below_bars(tmp_path):
+    for number, value in enumerate(["1", "2", "inf"]):
+        write_job(tmp_path, number, f"a={value}", {"x": 1.0})
+    assert layout_of(Results.read(tmp_path)).is_numeric is False
+    assert write_results(tmp_path) == 0 and (tmp_path / "results.png").exists()
+
+
 def test_figure_that_is_not_finite_was_not_measured(tmp_path):
     for number, value in enumerate([2.0, float("nan"), float("inf"), 4.0]):
         write_job(tmp_path, number, f"sweep.repetition={number}", {"x": value})
