@@ -6,7 +6,8 @@ Every panel says what it shows, in which unit, over how many rounds; the machine
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from html import escape
 from itertools import cycle
 from pathlib import Path
@@ -26,8 +27,16 @@ FONT = "font-family='system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-
 
 def write_plot(path: str, report: Report, parts: Sequence[str]) -> None:
     """ConfigError when the file cannot be written."""
+    text = plot(report, parts)
+    with writes_plot(path):
+        Path(path).write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def writes_plot(path: str) -> Iterator[None]:
+    """Turns what the system says of the file into ConfigError."""
     try:
-        Path(path).write_text(plot(report, parts), encoding="utf-8")
+        yield
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"run.plot={path}: {reason}. Name a file in a folder that can be written") from None

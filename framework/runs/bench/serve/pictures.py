@@ -11,6 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from framework.errors import ConfigError
+from framework.runs.bench.plot import writes_plot
 from framework.runs.bench.report import machine
 
 if TYPE_CHECKING:
@@ -43,11 +44,8 @@ def draw(path: str, report: Report) -> None:
     title = f"bench=serve  ·  {server} {report.engine.get('model', '')}"
     figure.suptitle(f"{title}\n{', '.join(machine().values())}", fontsize=10)
     figure.supxlabel(report.command[:150], fontsize=7, color="#656d76")
-    try:
+    with writes_plot(path):
         figure.savefig(Path(path), format="svg")
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"run.plot={path}: {reason}. Name a file in a folder that can be written") from None
 
 
 def points_of(report: Report) -> tuple[str, dict[float, list[Mapping[str, float]]]]:
