@@ -48,6 +48,11 @@ class KeptWeights:
         """For the next job."""
         self._loaded = loaded if self._keeps else None
 
+    def give_up(self) -> None:
+        """Frees them, for a job whose processes need the memory themselves."""
+        self._loaded = None
+        gc.collect()
+
     def begin(self, keep: bool) -> None:
         """Before a job, which may open no engine at all. keep: whether weights stay from here on."""
         self.facts, self.were_kept, self._keeps = None, False, keep

@@ -80,6 +80,8 @@ def _measure(
             announce(config)
             engine = stack.enter_context(open_engine(config, kept))
             report.engine = dict(engine.facts)
+        elif kept is not None:
+            kept.give_up()
         bench.check(engine)
         stack.callback(getattr(bench, "close", lambda: None))
         num_rounds = options.warmup + options.rounds
