@@ -224,7 +224,8 @@ def _parts(cfg: DictConfig) -> tuple[Config, ComponentConfig, RunArgs]:
 
     config, run, args = parts_of(cfg)
     config, args = with_seeds_of(args.sweep.repetition, config, args)
-    prepare_environment(config.backend.name)
+    chosen = [("run", run.name), *([("bench", args.bench.name)] if run.name == "bench" else [])]
+    prepare_environment(config.backend.name, chosen)
     return config, run, _with_command(cfg, args)
 
 
@@ -262,15 +263,16 @@ def _as_typed(word: str, cfg: DictConfig) -> str:
     return f"{key}={cfg[key]}" if key in TEXT_KEYS else word
 
 
-def prepare_environment(backend: str = "auto") -> None:
-    """Sets what the backend wants to find in the environment when torch is imported; what the user has set stays.
+def prepare_environment(backend: str, chosen: Sequence[tuple[str, str]]) -> None:
+    """Sets what the backend and other components want to find in the environment when torch is imported.
 
-    A process of our own may bind its threads to cores; one that only uses the library is left as it is.
+    What the user has set stays. A process of our own may bind its threads to cores; one that only uses the library is
+    left as it is.
     """
     from framework.plugins import registry
 
     if "torch" not in sys.modules:
-        for name, value in registry().environment(backend).items():
+        for name, value in registry().environment(backend, *chosen).items():
             os.environ.setdefault(name, value)
 
 

@@ -48,7 +48,8 @@ class ComponentSpec:
     priority  `auto` takes the usable component of the highest priority
     provides  what it serves beside its name: architectures of a model, file formats of a loader, types of the
               devices that an attention computes on (none: it tells by itself)
-    environment  of a backend: "package.module:function" -> {variable: value} to set before torch is imported
+    environment  of a backend, a run or a bench: "package.module:function" -> {variable: value} to set before torch is
+              imported; those of the run go before the backend's
     cases     "package.module:CASES" that the contract suite of its kind (`run=check`) takes: a case, or several
     dist      distribution that announced it; the registry fills it in
     """
@@ -85,7 +86,13 @@ CORE_COMPONENTS = (
     ComponentSpec("run", "check", "framework.runs.check:run", config="framework.runs.options:CheckOptions"),
     ComponentSpec("run", "replay", "framework.runs.replay:run", config="framework.runs.replay_options:ReplayOptions"),
     ComponentSpec("run", "timeline", "framework.runs.timeline:run"),
-    ComponentSpec("run", "serve", "framework.runs.serve:run", extra="serve"),
+    ComponentSpec(
+        "run",
+        "serve",
+        "framework.runs.serve:run",
+        extra="serve",
+        environment="framework.runs.serve_environment:environment",
+    ),
     ComponentSpec("run", "new", "framework.runs.new:run", config="framework.runs.options:NewOptions"),
     *(
         ComponentSpec(
@@ -102,6 +109,7 @@ CORE_COMPONENTS = (
         "framework.runs.bench.serve:Serve",
         config="framework.runs.bench.serve.options:LoadOptions",
         extra="bench",
+        environment="framework.runs.serve_environment:environment",
     ),
 )
 """Components that the core itself provides; everything else comes through entry points, ours as well as others'."""
@@ -329,10 +337,15 @@ class Registry:
         """
         return build_options(self.load_config_class(self.spec(kind, name)), options, f"{kind}={name}")
 
-    def environment(self, backend: str) -> dict[str, str]:
-        """Variables that the backend (a name or `auto`) wants to find when torch is imported."""
-        spec = self.auto("backend") if backend == "auto" else self.spec("backend", backend)
-        return {} if spec.environment is None else self._import(spec, spec.environment)()
+    def environment(self, backend: str, *others: tuple[str, str]) -> dict[str, str]:
+        """Variables that the backend (a name or `auto`) wants to find when torch is imported, and components (kind,
+        name), of which a later one has the last word."""
+        chosen = self.auto("backend") if backend == "auto" else self.spec("backend", backend)
+        wanted: dict[str, str] = {}
+        for spec in (chosen, *(self.spec(kind, name) for kind, name in others)):
+            if spec.environment is not None:
+                wanted |= self._import(spec, spec.environment)()
+        return wanted
 
     def usable(self, kind: str, name: str) -> str | None:
         """None if the component can be used on this machine, else the reason. A probe runs once in a process."""
