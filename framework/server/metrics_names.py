@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     from framework.server.metrics_buckets import Buckets
     from framework.server.metrics_engine import Snapshot
@@ -124,10 +125,7 @@ def _gauge(name: str, help_: str, value: float) -> Metric:
 def _labelled_gauge(name: str, help_: str, label: str, values: Mapping[str, float]) -> Metric:
     from prometheus_client.core import GaugeMetricFamily
 
-    family = GaugeMetricFamily(PREFIX + name, help_, labels=[label])
-    for key, value in values.items():
-        family.add_metric([key], value)
-    return family
+    return _filled(GaugeMetricFamily(PREFIX + name, help_, labels=[label]), values)
 
 
 def _counter(name: str, help_: str, value: float) -> Metric:
@@ -139,7 +137,10 @@ def _counter(name: str, help_: str, value: float) -> Metric:
 def _labelled_counter(name: str, help_: str, label: str, values: Mapping[str, float]) -> Metric:
     from prometheus_client.core import CounterMetricFamily
 
-    family = CounterMetricFamily(PREFIX + name, help_, labels=[label])
+    return _filled(CounterMetricFamily(PREFIX + name, help_, labels=[label]), values)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[str, float]) -> Metric:
     for key, value in values.items():
         family.add_metric([key], value)
     return family

@@ -117,6 +117,11 @@ def _prompt_in_words(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
         raise PydanticCustomError("prompt", why, {"param": "prompt"}) from None
 
 
+def together(param: str, message: str) -> PydanticCustomError:
+    """Of a field that cannot stand as it does beside the others."""
+    return PydanticCustomError("together", "{why}", {"why": message, "param": param})
+
+
 class StreamOptions(Body):
     """include_usage: one more event with the number of tokens, before the end. include_obfuscation: padding of events,
     which is not made here."""
@@ -125,8 +130,8 @@ class StreamOptions(Body):
     include_obfuscation: Literal[False] | None = None
 
 
-class Sampling(Body):
-    """Fields that completions and chats share: those of OpenAI, and what `SamplingParams` has beside them.
+class Drawing(Body):
+    """What every route that generates takes: fields of OpenAI, and those of `SamplingParams` beside them.
 
     null is the same as leaving a field out.
     """
@@ -134,17 +139,13 @@ class Sampling(Body):
     WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = WITHOUT_EFFECT
 
     model: str | None = None
-    n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     seed: int | None = None
-    max_tokens: int | None = None
     stop: str | Items[str] | None = None
-    logit_bias: Annotated[dict[int, float], WrapValidator(_each), BeforeValidator(whole_keys)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
 
     top_k: int | None = None
     min_p: float | None = None
@@ -152,19 +153,29 @@ class Sampling(Body):
     min_tokens: int | None = None
     stop_token_ids: Items[int] | None = None
     ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    prompt_logprobs: int | None = None
-    logprob_token_ids: Items[int] | None = None
     allowed_token_ids: Items[int] | None = None
     bad_words: str | Items[str] | None = None
     bad_words_token_ids: Items[Items[int]] | None = None
-    structured_outputs: dict[str, Any] | None = None
-    detokenize: bool | None = None
-    skip_special_tokens: bool | None = None
     stages: Members[bool] | None = None
     extra_args: Members[dict[str, Any]] | None = None
     priority: int | None = None
     cache_salt: str | None = None
+
+
+class Sampling(Drawing):
+    """Fields that completions and chats share."""
+
+    n: int | None = None
+    max_tokens: int | None = None
+    logit_bias: Annotated[dict[int, float], WrapValidator(_each), BeforeValidator(whole_keys)] | None = None
+    stream_options: StreamOptions | None = None
+
+    include_stop_str_in_output: bool | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: Items[int] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    detokenize: bool | None = None
+    skip_special_tokens: bool | None = None
     return_token_ids: bool | None = Field(default=None, description="tells the ids of prompt and output as well")
 
     @model_validator(mode="after")
@@ -177,11 +188,7 @@ class Sampling(Body):
     def _ids_go_with_logprobs(self) -> Sampling:
         asked = getattr(self, "logprobs", None)  # a number of completions, a switch of chats
         if self.logprob_token_ids and (asked is None or asked is False):
-            raise PydanticCustomError(
-                "together",
-                "logprob_token_ids needs logprobs, beside which they are told",
-                {"param": "logprob_token_ids"},
-            )
+            raise together("logprob_token_ids", "logprob_token_ids needs logprobs, beside which they are told")
         return self
 
     @property
@@ -240,19 +247,12 @@ class ChatBody(Sampling):
     @model_validator(mode="after")
     def _go_together(self) -> ChatBody:
         if self.top_logprobs is not None and not self.logprobs:
-            raise PydanticCustomError("together", "top_logprobs needs logprobs=true", {"param": "top_logprobs"})
+            raise together("top_logprobs", "top_logprobs needs logprobs=true")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise PydanticCustomError(
-                "together",
-                "max_tokens and max_completion_tokens mean the same; leave out one",
-                {"param": "max_completion_tokens"},
-            )
+            raise together("max_completion_tokens", "max_tokens and max_completion_tokens mean the same; leave out one")
         if self.response_format is not None and self.response_format.type != "text" and self.structured_outputs:
-            raise PydanticCustomError(
-                "together",
-                "response_format and structured_outputs both say what the text has to be; leave out one",
-                {"param": "response_format"},
-            )
+            both = "response_format and structured_outputs both say what the text has to be; leave out one"
+            raise together("response_format", both)
         return self
 
 

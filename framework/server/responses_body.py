@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from framework.server.protocol import WITHOUT_EFFECT, Body, ChatBody, Items, Members
+from framework.server.protocol import Body, ChatBody, Drawing, Items, Members, together
 from framework.server.responses_input import choice_of_chat, tools_of_chat
 from framework.server.tool_calls import is_forced
 
 LOGPROBS = "message.output_text.logprobs"
-_AS_IN_CHATS = (
-    "model", "temperature", "top_p", "stream", "parallel_tool_calls", "top_logprobs", "seed", "stop",
-    "frequency_penalty", "presence_penalty", "logit_bias", "top_k", "min_p", "repetition_penalty", "min_tokens",
-    "stop_token_ids", "ignore_eos", "allowed_token_ids", "bad_words", "bad_words_token_ids", "stages", "extra_args",
-    "priority", "cache_salt", "chat_template_kwargs",
-)  # fmt: skip
+_AS_IN_CHATS = (*Drawing.model_fields, "logit_bias", "parallel_tool_calls", "top_logprobs", "chat_template_kwargs")
 _NOT_SERVED = {
     "background": "leave it out, and read the stream",
     "conversation": "use previous_response_id",
@@ -65,24 +60,18 @@ class EventOptions(Body):
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponsesBody(Body):
+class ResponsesBody(Drawing):
     """`POST /v1/responses`. null is the same as leaving a field out."""
-
-    WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = WITHOUT_EFFECT
 
     input: str | Items[dict[str, Any]] = Field(
         description="text, or items: message, function_call, function_call_output"
     )
-    model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     text: TextOptions | None = None
     tools: Items[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    stream: bool | None = None
     stream_options: EventOptions | None = None
     include: Items[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: int | None = None
@@ -91,24 +80,7 @@ class ResponsesBody(Body):
     store: bool | None = Field(default=None, description="keeps the response, so that others can follow it")
     previous_response_id: str | None = Field(default=None, description="a stored response that this one follows")
 
-    seed: int | None = None
-    stop: str | Items[str] | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
     logit_bias: Members[float] | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    stop_token_ids: Items[int] | None = None
-    ignore_eos: bool | None = None
-    allowed_token_ids: Items[int] | None = None
-    bad_words: str | Items[str] | None = None
-    bad_words_token_ids: Items[Items[int]] | None = None
-    stages: Members[bool] | None = None
-    extra_args: Members[dict[str, Any]] | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="before")
@@ -124,11 +96,11 @@ class ResponsesBody(Body):
     @model_validator(mode="after")
     def _go_together(self) -> ResponsesBody:
         if self.top_logprobs is not None and not self.wants_logprobs:
-            raise _together("top_logprobs", f"top_logprobs needs include=['{LOGPROBS}']")
+            raise together("top_logprobs", f"top_logprobs needs include=['{LOGPROBS}']")
         if self.stream_options is not None and not self.stream:
-            raise _together("stream_options", "stream_options needs stream=true")
+            raise together("stream_options", "stream_options needs stream=true")
         if self.format is not None and is_forced(choice_of_chat(self.tool_choice)):
-            raise _together("text", "text.format cannot go together with tools that have to be called; leave out one")
+            raise together("text", "text.format cannot go together with tools that have to be called; leave out one")
         return self
 
     @model_validator(mode="after")
@@ -139,7 +111,7 @@ class ResponsesBody(Body):
             try:
                 json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
             except (ValueError, RecursionError) as error:
-                raise _together(name, f"{name} cannot be written as JSON ({error})") from None
+                raise together(name, f"{name} cannot be written as JSON ({error})") from None
         return self
 
     @property
@@ -172,10 +144,6 @@ class ResponsesBody(Body):
 def _asks_nothing(value: Any) -> bool:
     """null, false, and options that are all null."""
     return value is None or value is False or (isinstance(value, Mapping) and all(v is None for v in value.values()))
-
-
-def _together(param: str, message: str) -> PydanticCustomError:
-    return PydanticCustomError("together", "{why}", {"why": message, "param": param})
 
 
 def _format_of_chat(asked: TextFormat) -> dict[str, Any]:

@@ -123,3 +123,18 @@ def request_bytes(served: Served, asked: dict[str, Any]) -> bytes:
     """A whole request as it goes over the wire."""
     content = json.dumps(asked).encode()
     return head(served, f"content-length: {len(content)}") + content
+
+
+@contextmanager
+def served_counting(folder: Path) -> Iterator[Served]:
+    """A server that counts, for which what is made for the first request is there."""
+    with Served(f"model.path={save_counting(folder)}", *WORDS) as served:
+        stream(served, 0, 4)
+        yield served
+
+
+def assert_unharmed(served: Served) -> None:
+    """It runs, has told of no fault of its own, and has all rows and blocks back."""
+    assert served.process.poll() is None, served.printed
+    assert_no_traceback(served)
+    assert_all_returned(served)

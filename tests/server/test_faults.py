@@ -12,20 +12,17 @@ import time
 
 import pytest
 
-from framework.testing.served import Served
-
 from .counting import (
     MAX_LEN,
-    WORDS,
     assert_all_returned,
-    assert_no_traceback,
+    assert_unharmed,
     body,
     connect,
     counted,
     head,
     neighbours,
     request_bytes,
-    save_counting,
+    served_counting,
     stream,
     text_of,
 )
@@ -36,18 +33,14 @@ LONG = MAX_LEN - 8
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    folder = save_counting(tmp_path_factory.mktemp("counting") / "model")
-    with Served(f"model.path={folder}", *WORDS) as served:
-        stream(served, 0, 4)  # what is made for the first request is there
+    with served_counting(tmp_path_factory.mktemp("counting") / "model") as served:
         yield served
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(served):
     yield
-    assert served.process.poll() is None, served.printed
-    assert_no_traceback(served)
-    assert_all_returned(served)
+    assert_unharmed(served)
 
 
 CLIENT = """

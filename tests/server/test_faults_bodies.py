@@ -10,15 +10,13 @@ import pytest
 from framework.testing.served import Served
 
 from .counting import (
-    WORDS,
-    assert_all_returned,
-    assert_no_traceback,
+    assert_unharmed,
     body,
     connect,
     counted,
     head,
     neighbours,
-    save_counting,
+    served_counting,
     stream,
 )
 
@@ -29,18 +27,14 @@ PIECE = b" " * 2**16
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    folder = save_counting(tmp_path_factory.mktemp("counting") / "model")
-    with Served(f"model.path={folder}", *WORDS) as served:
-        stream(served, 0, 4)
+    with served_counting(tmp_path_factory.mktemp("counting") / "model") as served:
         yield served
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(served):
     yield
-    assert served.process.poll() is None, served.printed
-    assert_no_traceback(served)
-    assert_all_returned(served)
+    assert_unharmed(served)
 
 
 def send_until_answered(served: Served, start: bytes, piece: bytes) -> tuple[bytes, int]:
