@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 
 FRAMES_PER_S = 4
 MAX_LISTENERS = 64
-"""Streams at a time; one more is refused with 503."""
+"""Streams at a time; one more is refused with 503. They count once they have begun: of a burst a few more come in."""
 MAX_ROWS = 256
 """Requests that a frame shows; it says how many it leaves off."""
 HISTORY = 256
 """Ended requests that somebody who comes later still hears of."""
 RECENT_S = 5.0
-"""Age up to which each frame names the ended ones again: who misses frames for less than that misses none of them."""
+"""Age up to which each frame names the ended ones again: who misses frames for less than that misses none of them, as
+long as no more than `HISTORY` end meanwhile; `num_ended` tells."""
 COLUMNS = ("id", "phase", "prompt", "computed", "output", "limit", "blocks", "cached", "preemptions", "age_s")
 _PHASES = {
     RequestStatus.WAITING: "waiting", RequestStatus.PREEMPTED: "preempted", RequestStatus.LOADING: "loading",

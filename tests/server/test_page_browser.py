@@ -127,6 +127,40 @@ def test_changed_parameter_is_sent_and_empty_ones_are_not(page):
     assert page.locator(".message .error").count() == 0
 
 
+def test_cleared_chat_is_forgotten_also_while_an_answer_comes(page):
+    fill(page, max_tokens=400, temperature=0)
+    page.select_option("#p-ignore_eos", "true")
+    ask(page, "One")
+    page.wait_for_selector(".token")
+    page.click("#clear")
+    page.wait_for_selector("#stop[disabled]", state="attached")
+    assert page.input_value("#prompt") == "" and page.locator(".message").count() == 0
+    fill(page, max_tokens=4)
+    assert [m["content"] for m in ask(page, "Two")["messages"]] == ["Two"]
+    answer(page)
+
+
+@pytest.mark.parametrize("n", ["0", "-1", "100000000"])
+def test_number_of_completions_that_is_refused_is_an_error_beside_the_answer(browser, server, n):
+    with opened(browser, server, allowed=["400"]) as page:
+        fill(page, n=n)
+        ask(page)
+        page.wait_for_selector(".message .error")
+        assert page.input_value("#prompt") == PROMPT
+
+
+def test_ended_requests_of_a_server_are_forgotten_when_another_one_answers(page):
+    ended = """(numbers) => {
+        const view = new LiveView(16), one = (number) => ({ number, time: 1, ttft_s: 1, tpot_s: 1 });
+        view.hear("history", { ended: [one(90), one(91)] });
+        view.gap();
+        view.hear("history", { ended: numbers.map(one) });
+        return [...view.ended.keys()];
+    }"""
+    assert page.evaluate(ended, [1, 2]) == [1, 2]
+    assert page.evaluate(ended, [*range(5000)]) == [*range(4000, 5000)]
+
+
 def test_chat_goes_on_with_what_was_said(page):
     fill(page, max_tokens=4, temperature=0)
     page.fill("#system", "Be brief.")

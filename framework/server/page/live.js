@@ -1,6 +1,8 @@
 // The live view: what `/live/events` says, as numbers, charts and rows. The server sends nothing to a hidden page.
 
 const MAX_WAIT_S = 10;
+/** Ended requests that are kept at most: each is a dot in two charts. */
+const MAX_ENDED = 1000;
 const TILES = [
   ["running", "Running"], ["waiting", "Waiting"], ["decode", "Output"], ["prefill", "Prefill"],
   ["ttft", "TTFT, median"], ["tpot", "TPOT, median"], ["hits", "Prefix hits"], ["preemptions", "Preemptions"],
@@ -29,6 +31,7 @@ class LiveFeed {
   async run() {
     const connection = this.connection = new AbortController();
     for (let wait = 1; !connection.signal.aborted; wait = Math.min(wait * 2, MAX_WAIT_S)) {
+      let reason = "";
       try {
         for await (const { event, data } of events(await ask("/live/events", { signal: connection.signal }))) {
           this.view.hear(event, JSON.parse(data));
@@ -36,9 +39,10 @@ class LiveFeed {
         }
       } catch (error) {
         if (error.name !== "AbortError") console.warn(`live view: ${error.message}`);
+        reason = error instanceof ServerError ? error.message : "";
       }
       if (connection.signal.aborted) return;
-      this.view.link("lost", "reconnecting");
+      this.view.link("lost", reason ? "refused" : "reconnecting", reason);
       this.view.gap();
       await new Promise((resolve) => setTimeout(resolve, wait * 1000));
     }
@@ -65,8 +69,10 @@ class LiveView {
     byId("charts").append(...Object.values(this.charts).map(({ node }) => node));
   }
 
-  link(state, text) {
+  /** why: the server's own words, where it refuses. */
+  link(state, text, why = "") {
     byId("link").dataset.state = state;
+    byId("link").title = why;
     setText(byId("link-text"), text);
   }
 
@@ -77,12 +83,13 @@ class LiveView {
   }
 
   hear(event, state) {
+    if (event === "history") this.ended.clear(); // all that the server knows, which may be another one by now
     for (const one of state.ended) this.ended.set(one.number, one);
+    while (this.ended.size > MAX_ENDED) this.ended.delete(this.ended.keys().next().value);
     if (event === "frame") this.frame(state);
   }
 
   frame(state) {
-    if (this.before && state.stats.num_steps < this.before.stats.num_steps) this.restart();
     const rates = this.rates(state);
     this.before = state;
     this.points.push({ t: state.time, values: rates });
@@ -91,12 +98,6 @@ class LiveView {
     const { num_running: running } = state.stats;
     this.link("live", running ? `${number(running)} running` : "idle");
     if (!byId("live").hidden) this.draw();
-  }
-
-  /** Another server answers: its counters begin anew. */
-  restart() {
-    this.ended.clear();
-    this.gap();
   }
 
   /** What happened between two frames; null before there are two. */

@@ -115,9 +115,11 @@ class Playground {
     byId("prompt").value = "";
     const isChat = this.isChat;
     this.message("user", isChat ? "You" : "Prompt").append(el("div", { className: "text", textContent: text }));
-    const answer = new Answer(this.message("assistant", this.about.name), body);
-    if (!(await this.receive(path, body, answer))) byId("prompt").value ||= text;
-    else if (isChat) this.turns.push({ role: "user", content: text }, { role: "assistant", content: answer.text });
+    const answer = new Answer(this.message("assistant", this.about.name), body), turns = this.turns;
+    const came = await this.receive(path, body, answer);
+    if (turns !== this.turns) return; // it was cleared meanwhile, and this with it
+    if (!came) byId("prompt").value ||= text;
+    else if (isChat) turns.push({ role: "user", content: text }, { role: "assistant", content: answer.text });
   }
 
   /** Whether an answer came, be it a part. */
@@ -207,13 +209,21 @@ class Answer {
     this.usage = null;
     this.asked = prompt;
     this.hasPrompt = false;
-    this.choices = Array.from({ length: n }, (_, index) => {
-      const text = new TokenText(n > 1 ? `Completion ${index + 1} of ${n}` : "Answer");
-      const note = el("div", { className: "note" });
-      node.append(el("div", { className: "choice" }, text.node, note));
-      return { text, note, reason: null };
-    });
     this.node = node;
+    this.ofAll = n > 1 ? ` of ${n}` : null;
+    this.choices = [];
+    this.choice(0);
+  }
+
+  /** The completion of this index. Made when it comes: the server has the last word on how many there are. */
+  choice(index) {
+    while (this.choices.length <= index) {
+      const text = new TokenText(this.ofAll ? `Completion ${this.choices.length + 1}${this.ofAll}` : "Answer");
+      const note = el("div", { className: "note" });
+      this.node.append(el("div", { className: "choice" }, text.node, note));
+      this.choices.push({ text, note, reason: null });
+    }
+    return this.choices[index];
   }
 
   get text() {
@@ -225,7 +235,7 @@ class Answer {
     this.prompt(chunk);
     for (const choice of chunk.choices ?? []) {
       this.prompt(choice);
-      const own = this.choices[choice.index];
+      const own = this.choice(choice.index);
       const text = choice.delta ? choice.delta.content ?? "" : choice.text ?? "";
       const tokens = tokensOf(choice.logprobs);
       own.reason = choice.finish_reason ?? own.reason;
