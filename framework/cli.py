@@ -40,8 +40,6 @@ INFO_TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchp
 TRACE_SWITCH = "HYDRA_FULL_ERROR"
 READ_TRACES = ("replay", "timeline")
 """Runs for which `trace=` names a file that is there: jobs of a sweep share it."""
-SECRET = "server.api_keys"
-"""Its value stands in no report of what was typed."""
 BROKEN_PIPE_EXIT = 141  # what a shell shows for a program that SIGPIPE ended
 WANTED_TRACE = "FRAMEWORK_FULL_ERROR_AS_TYPED"
 """Carries the typed value of the switch to the jobs of a launcher that runs them in processes of their own."""
@@ -255,12 +253,13 @@ def _with_command(cfg: DictConfig, args: RunArgs) -> RunArgs:
 
 def _as_typed(word: str, cfg: DictConfig) -> str:
     """A word of Hydra's as it is typed: texts without the quotes that were put around them, secrets left out."""
+    from framework.secret_words import may_hold_secret
     from framework.words import TEXT_KEYS
 
     key = word.partition("=")[0]
-    if key == SECRET:
-        return f"{key}=[...]"
-    return f"{key}={cfg[key]}" if key in TEXT_KEYS else word
+    if key in TEXT_KEYS:
+        return f"{key}={cfg[key]}"
+    return f"{key}=[...]" if may_hold_secret(word) else word
 
 
 def prepare_environment(backend: str, chosen: Sequence[tuple[str, str]]) -> None:

@@ -19,6 +19,7 @@ from framework.config import COMPONENT_GROUPS
 from framework.engine.reasons import once_built
 from framework.plugins import Registry, registry
 from framework.request import SamplingParams
+from framework.secret_words import NOT_SHOWN, is_secret, may_hold_secret
 
 if TYPE_CHECKING:
     from framework.config import Config
@@ -52,8 +53,6 @@ GROUPS = {
 }  # fmt: skip
 """Sections of a form, in their order; a parameter that stands in none of them is under `OTHER`."""
 OTHER = "Other"
-SECRET = re.compile(r"(^|[._])(api_keys?|token|password|secret)$")
-"""Keys whose values are nobody's business; `model.tokenizer` is none of them."""
 _LINE = re.compile(r"(\w+) {2,}(\S.*)")
 
 
@@ -167,7 +166,7 @@ def settings(service: Service) -> list[dict[str, Any]]:
     rows = rows or [(key, value, "", "") for key, value in _leaves(asdict(service.config))]
     rows += [(key, value, "", "") for key, value in _leaves(asdict(service.options), "server.")]
     return [
-        {"key": key, "value": _covered(key, jsonable(value)), "source": source, "where": _covered_word(key, where)}
+        {"key": key, "value": _covered(key, jsonable(value)), "source": source, "where": _covered_word(where)}
         for key, value, source, where in rows
     ]
 
@@ -182,12 +181,12 @@ def _leaves(node: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 def _covered(key: str, value: Any) -> Any:
     """What stands in a secret's place says whether there is one."""
-    return "(not shown)" if value and SECRET.search(key) else value
+    return NOT_SHOWN if value and is_secret(key) else value
 
 
-def _covered_word(key: str, where: str) -> str:
-    """The word of the command line holds the value."""
-    return f"{where.partition('=')[0]}=(not shown)" if SECRET.search(key) and "=" in where else where
+def _covered_word(where: str) -> str:
+    """A word of the command line holds the values that it sets."""
+    return f"{where.partition('=')[0]}={NOT_SHOWN}" if may_hold_secret(where) else where
 
 
 def jsonable(value: Any) -> Any:

@@ -19,6 +19,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from framework.errors import FrameworkError
+from framework.secret_words import may_hold_secret
 from framework.sweep.files import read_json
 from framework.sweep.job import Place
 from framework.sweep.lock import LOCK, Size, write_lock
@@ -67,7 +68,7 @@ class SweepFiles(Callback):
 
 def _refuse_secrets(words: Sequence[str], config: DictConfig) -> None:
     """FrameworkError for keys of clients: the lock, the results and Hydra's own file would hold them."""
-    if config.server.api_keys or any(word.startswith("server.api_keys=") for word in words):
+    if config.server.api_keys or any(word.startswith("server") and may_hold_secret(word) for word in words):
         raise FrameworkError(
             "server.api_keys would stand in the files of the sweep. Use server.api_keys_file=FILE, or leave it out"
         )

@@ -88,6 +88,11 @@ def test_secrets_are_told_neither_as_a_value_nor_as_a_word(key):
     assert "hush" not in json.dumps(about.settings(service(settings=[told])))
 
 
+def test_word_that_sets_a_secret_beside_others_is_covered():
+    told = SimpleNamespace(key="x.size", value=7, source="command line", where="x={token:hush,size:7}")
+    assert about.settings(service(settings=[told]))[0]["where"] == "x=(not shown)"
+
+
 def test_name_that_looks_like_a_secret_is_told():
     told = SimpleNamespace(key="model.tokenizer", value="path", source="default", where="conf/config.yaml")
     assert about.settings(service(settings=[told]))[0]["value"] == "path"

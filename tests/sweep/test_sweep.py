@@ -86,7 +86,8 @@ def test_sweep_whose_configuration_has_numbers_for_keys_is_resumed(sweep):
 def test_keys_of_clients_come_into_no_file(sweep, tmp_path):
     (tmp_path / "mine.yaml").write_text("defaults: [config, _self_]\nserver: {api_keys: [hidden]}\n")
     typed, swept = ("server.api_keys=[hidden]",), ("server.api_keys=[hidden],[other]",)
-    for words in (typed, swept, ("--config-dir", ".", "--config-name", "mine")):
+    mapped = ("server={api_keys:[hidden],port:81},{api_keys:[other]}",)
+    for words in (typed, swept, mapped, ("--config-dir", ".", "--config-name", "mine")):
         code, err = sweep("plugins", "policy=fcfs,shortest", *words)
         assert code == 2 and "error: server.api_keys would stand in the files of the sweep. Use server.api_k" in err
         assert not (tmp_path / "s").exists()
