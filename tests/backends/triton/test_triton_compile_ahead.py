@@ -53,6 +53,23 @@ assert len(compiled) == 2, compiled
 assert launchers == [False, False], launchers
 launch(32)
 assert len(launchers) == 2 and len(launched) == 1
+
+
+def full(*words):
+    raise MemoryError("the device is full")
+
+
+fits, Hopper.utils.load_binary = Hopper.utils.load_binary, full
+compile_ahead(lambda: launch(16))
+assert len(compiled) == 2, "what cannot be loaded is kept"
+try:
+    launch(16)
+except MemoryError:
+    Hopper.utils.load_binary = fits
+else:
+    raise AssertionError("the launch does not tell why")
+compiled.clear()
+compiled.extend((None, None))
 assert 0 < clock.seconds < 60
 before = clock.seconds
 for block in (32, 64):

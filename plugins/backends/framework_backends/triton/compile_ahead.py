@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any
@@ -37,10 +36,9 @@ class _Collected(triton.AsyncCompileMode):
 
 def _ready(compile_: Callable[[], Any]) -> Any:
     """The kernel on the device, behind a launcher: with Triton 3.6 a C compiler makes one for every signature, and the
-    first launch waits for it. What fails here fails once more there."""
+    first launch waits for it. A kernel of which this fails is not kept, so that the launch makes it and tells why."""
     kernel = compile_()
-    with suppress(Exception):
-        _ = kernel.run
+    _ = kernel.run
     return kernel
 
 
