@@ -208,10 +208,12 @@ class EventBus:
 
     def close(self) -> None:
         """Ends what joined this bus and those that it joined, last first; observers of all engines go on."""
-        for one in self._joined:
-            one.close()
-        if self._parent is not None:
-            self._parent.close()
+        try:
+            for one in self._joined:
+                one.close()
+        finally:
+            if self._parent is not None:
+                self._parent.close()
 
     def has(self, *events: str) -> bool:
         """Whether anybody observes one of the events, for emitters whose values cost something to make."""
