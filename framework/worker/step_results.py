@@ -1,6 +1,7 @@
 """What a step gives back: its `StepOutput`, made of what the host has waited for. Called by the model runner.
 
-Nothing here waits for the device, and nothing decides: rows that did not sample have -1.
+What the device computed is on the host by then; only a connector's saves may be waited for. Rows that did not sample
+have -1.
 """
 
 from __future__ import annotations
