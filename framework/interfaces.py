@@ -226,7 +226,13 @@ class KVSpec:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """An attention layer as the model declares it."""
+    """An attention layer as the model declares it.
+
+    window     readable positions, the query's own included; None for all
+    softcap    c: scores s become c * tanh(s / c) before the softmax
+    sinks      [num_heads] in the model's dtype: a logit a head that joins the softmax and has no value
+    value_dim  of a latent layer: what is kept of a token is one key of head_dim, whose first value_dim are its value
+    """
 
     index: int
     group: str
@@ -235,6 +241,71 @@ class LayerSpec:
     head_dim: int
     scale: float
     window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = field(default=None, compare=False)
+    value_dim: int | None = None
+
+    @property
+    def kind(self) -> Literal["full", "sliding", "latent"]:
+        """Of the KV group that it belongs to."""
+        if self.value_dim is not None:
+            return "latent"
+        return "full" if self.window is None else "sliding"
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How a token's router logits [E] become its k experts and their weights; all of it counts in float32.
+
+    scores       "softmax" or "sigmoid" of all logits, or "selected": softmax of the k that are chosen by their logits
+    normalizes   the k weights are divided by their sum
+    scale        factor of the weights behind that
+    bias         [E] float32, added to the scores for the choice alone
+    num_groups   the experts stand in that many groups, of which the best num_chosen_groups alone may be chosen from
+    group_score  of a group: its largest score, or the sum of its two largest, bias included
+
+    Of equal scores the lower id goes first. Sources: reference page of families in docs/models.md.
+    """
+
+    k: int
+    scores: Literal["softmax", "sigmoid", "selected"] = "softmax"
+    normalizes: bool = False
+    scale: float = 1.0
+    bias: Tensor | None = field(default=None, compare=False)
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    group_score: Literal["max", "top2"] = "max"
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """Feed-forward blocks of E experts in the model's dtype: gate_up [E, 2 I, H] with the gate's rows first, down
+    [E, H, I], biases [E, 2 I] and [E, H].
+
+    activation  "silu": silu(gate) * up. "clamped": gate at most `limit`, up within it on both sides, and then
+                (up + 1) * gate * sigmoid(1.702 * gate)
+    """
+
+    gate_up: Tensor
+    down: Tensor
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    activation: Literal["silu", "clamped"] = "silu"
+    limit: float = 7.0
+
+
+class Experts(Protocol):
+    """A packed mixture of experts; the torch reference is `framework.layers.experts`.
+
+    counts  [E] int64 on the device: tokens that each expert was given so far, padding left out
+    """
+
+    counts: Tensor
+
+    def __call__(self, x: Tensor, logits: Tensor, num_tokens: Tensor | None = None) -> Tensor:
+        """x [T, H], router logits [T, E] float32 -> [T, H] in x's dtype: the weighted outputs of each token's experts,
+        summed in float32 in the order of their choice. num_tokens as in `ForwardContext`; what comes out for padding
+        means nothing, and is finite."""
 
 
 @dataclass(frozen=True)
@@ -266,6 +337,9 @@ class Backend(Protocol):
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Packs weight [out, in] for this device; the argument may be dropped by the caller afterwards."""
+
+    def pack_experts(self, weights: ExpertWeights, routing: Routing) -> Experts:
+        """Packs a mixture of experts for this device; the argument may be dropped by the caller afterwards."""
 
     def allocate_kv(self, specs: Sequence[KVSpec], num_blocks: int) -> list[Tensor]:
         """One zeroed tensor a layer, for `num_blocks` blocks (null block included)."""
@@ -345,7 +419,9 @@ class AttentionCaps:
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     graph: Literal["always", "uniform", "decode", "never"] = "never"
     window: bool = False
-    latent: bool = False
+    softcap: bool = False
+    sinks: bool = False
+    latent: bool = False  # serves latent layers, and no others: its plans are `LatentPlan`s
     tree: bool = False
     needs_exact_lens: bool = False
     batch_invariant: bool = False
@@ -392,13 +468,35 @@ class Rotation:
     positions: Tensor
 
 
+@dataclass(frozen=True)
+class LatentUp:
+    """The products that expand a latent into keys and values of each head: keys [H, d_nope, value_dim], values
+    [H, d_value, value_dim], in the model's dtype."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class LatentPlan(Protocol):
+    """One step's attention for a group of latent layers. Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1."""
+
+    def forward_latent(self, layer: int, q: Tensor, latent: Tensor, up: LatentUp) -> Tensor:
+        """Writes latent [T, head_dim] to its slots, then attends. q [T, H, d_nope + d_rope], its last d_rope rotated;
+        latent: the normalised latent and the rotated key that all heads share, side by side. -> [T, H, d_value].
+
+        Whether keys and values are expanded, or queries and outputs absorbed, is the plan's to choose.
+        """
+
+
 @runtime_checkable
 class TakesProjections(Protocol):
     """Of an `AttentionPlan` that normalises and rotates heads in the launch that writes them to their slots."""
 
-    def forward_projections(self, layer: int, heads: Tensor, rotation: Rotation, norms: HeadNorms | None) -> Tensor:
+    def forward_projections(
+        self, layer: int, heads: Tensor, rotation: Rotation | None, norms: HeadNorms | None
+    ) -> Tensor:
         """heads [T, Hq + 2 Hk, D] as projected: queries, keys, values. As `forward` of queries and keys that are
-        normalised (unless norms is None) and rotated, up to rounding. heads may be overwritten."""
+        normalised (unless norms is None) and rotated (unless rotation is), up to rounding. heads may be overwritten."""
 
 
 @runtime_checkable
@@ -495,26 +593,45 @@ class ModelContext:
     layers: list[LayerSpec] = field(default_factory=list)
 
     def add_layer(
-        self, group: str, num_heads: int, num_kv_heads: int, head_dim: int, scale: float, window: int | None = None
+        self,
+        group: str,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float,
+        window: int | None = None,
+        *,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        value_dim: int | None = None,
     ) -> int:
-        """Declares an attention layer and returns its index, the `layer` of `AttentionPlan.forward`."""
-        spec = LayerSpec(len(self.layers), group, num_heads, num_kv_heads, head_dim, scale, window)
+        """Declares an attention layer and returns its index, the `layer` of `AttentionPlan.forward`. Layers of one
+        group share kind and window; the engine may split a group, so that groups fill memory alike."""
+        spec = LayerSpec(
+            len(self.layers), group, num_heads, num_kv_heads, head_dim, scale, window, softcap, sinks, value_dim
+        )
         self.layers.append(spec)
         return spec.index
 
 
 @dataclass
 class ForwardContext:
-    """What a forward pass needs beside its inputs: a plan for each KV group, and layers whose inputs are asked for.
+    """What a forward pass needs beside its inputs: the plan of each attention layer, and layers whose inputs are asked
+    for.
 
-    wanted  [L] int64, rising: the tokens whose hidden states will be read; None for all. A model may leave the others
-            out behind its last attention.
+    plans       by `LayerSpec.index`; the layers of a KV group share one
+    wanted      [L] int64, rising: the tokens whose hidden states will be read; None for all. A model may leave the
+                others out behind its last attention.
+    num_tokens  [1] int32 on the device: tokens from there on are padding, which no statistics count; None for none
+    num_wanted  [1] int32 on the device, the same of what is wanted
     """
 
-    plans: Mapping[str, AttentionPlan]
+    plans: Sequence[Any]
     feature_layers: tuple[int, ...] = ()
     lora: Any = None
     wanted: Tensor | None = None
+    num_tokens: Tensor | None = None
+    num_wanted: Tensor | None = None
 
 
 @dataclass

@@ -36,7 +36,7 @@ def profile(choice: Choice, loaded: Loaded) -> None:
     """
     model, device, num_tokens = loaded.model, choice.backend.device, choice.max_num_batched_tokens
     num_rows = min(num_tokens, choice.config.scheduler.max_num_seqs)
-    plans = {layer.group: NoAttention() for layer in loaded.layers}
+    plans = [NoAttention()] * len(loaded.layers)
 
     def forward() -> None:
         ids = torch.zeros(num_tokens, dtype=torch.int32, device=device)

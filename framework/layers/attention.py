@@ -8,33 +8,59 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from framework.interfaces import AttentionPlan, HeadNorms, ModelContext, Rotation, TakesProjections
+from framework.interfaces import ForwardContext, HeadNorms, ModelContext, Rotation, TakesProjections
 from framework.layers.linear import NormedLinear, load_linear
 from framework.layers.norm import RMSNorm
 from framework.layers.rope import Rotary
 
 
-class AttentionStep:
-    """What a forward pass gives to every attention layer of a group: the plan and its tokens' rotation.
+class Turn:
+    """Rotation of a forward pass's tokens by one `Rotary`. cos, sin [T, 1, head_dim] are gathered when they are asked
+    for, once."""
 
-    takes_projections  the plan when it normalises and rotates by itself, else None
-    cos, sin           [T, 1, head_dim], only for a plan that does not: gathered once a forward pass
-    """
+    __slots__ = ("_gathered", "_rotary", "rotation")
 
-    __slots__ = ("cos", "plan", "rotation", "sin", "takes_projections")
-    cos: Tensor
-    sin: Tensor
+    def __init__(self, rotary: Rotary, positions: Tensor) -> None:
+        self.rotation = Rotation(rotary.table, positions)
+        self._rotary = rotary
+        self._gathered: tuple[Tensor, Tensor] | None = None
 
-    def __init__(self, plan: AttentionPlan, rotary: Rotary, positions: Tensor) -> None:
-        self.plan, self.rotation = plan, Rotation(rotary.table, positions)
-        self.takes_projections = plan if isinstance(plan, TakesProjections) else None
-        if self.takes_projections is None:
-            self.cos, self.sin = rotary(positions)
+    @property
+    def cos_sin(self) -> tuple[Tensor, Tensor]:
+        if self._gathered is None:
+            self._gathered = self._rotary(self.rotation.positions)
+        return self._gathered
+
+
+class ForwardPass:
+    """What one forward pass gives to its layers: the plan of each, and how its tokens are rotated."""
+
+    __slots__ = ("_takes_projections", "_turns", "ctx", "positions")
+
+    def __init__(self, positions: Tensor, ctx: ForwardContext) -> None:
+        self.positions, self.ctx = positions, ctx
+        self._turns: dict[int, Turn] = {}
+        self._takes_projections: dict[int, TakesProjections | None] = {}  # by id of the plan: asking costs more
+
+    def takes_projections(self, layer: int) -> TakesProjections | None:
+        """The plan of this layer when it normalises and rotates by itself, else None."""
+        plan = self.ctx.plans[layer]
+        if id(plan) not in self._takes_projections:
+            self._takes_projections[id(plan)] = plan if isinstance(plan, TakesProjections) else None
+        return self._takes_projections[id(plan)]
+
+    def turn(self, rotary: Rotary) -> Turn:
+        """The rotation of the tokens; layers that share `rotary` share it."""
+        turn = self._turns.get(id(rotary))
+        if turn is None:
+            turn = self._turns[id(rotary)] = Turn(rotary, self.positions)
+        return turn
 
 
 class Attention:
     """Grouped-query attention of one layer, declared to the backend at construction.
 
+    rotary       how queries and keys are rotated, None for not at all
     bias         whether q, k, v and the output product have one
     qk_norm_eps  not None: q and k are RMS-normalised over head_dim before the rotation (`q_norm`, `k_norm`)
     """
@@ -47,6 +73,7 @@ class Attention:
         "_out",
         "_q_norm",
         "_qkv",
+        "_rotary",
         "_rotate",
         "_widths",
         "head_dim",
@@ -62,6 +89,7 @@ class Attention:
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
+        rotary: Rotary | None,
         bias: bool,
         qk_norm_eps: float | None = None,
         group: str = "full",
@@ -75,32 +103,38 @@ class Attention:
             self._q_norm = RMSNorm(ctx, f"{prefix}.q_norm", head_dim, qk_norm_eps)
             self._k_norm = RMSNorm(ctx, f"{prefix}.k_norm", head_dim, qk_norm_eps)
             self._head_norms = HeadNorms(self._q_norm.weight, self._k_norm.weight, qk_norm_eps)
-        self._rotate = ctx.backend.layer_ops.rotate
+        self._rotary, self._rotate = rotary, ctx.backend.layer_ops.rotate
         self._widths = [num_heads, num_kv_heads, num_kv_heads]
         self._num_all, self._num_rotated = sum(self._widths), num_heads + num_kv_heads
         self.head_dim = head_dim
         self.index = ctx.add_layer(group, num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5)
 
     def __call__(
-        self, x: Tensor, residual: Tensor | None, norm: RMSNorm, step: AttentionStep, wanted: Tensor | None = None
+        self, x: Tensor, residual: Tensor | None, norm: RMSNorm, step: ForwardPass, wanted: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """(block of norm(x + residual), x + residual), both [T, hidden_size], or [L, hidden_size] of the tokens that
         are wanted; the arguments' memory may be reused."""
         projected, residual = self._qkv.after_norm(x, residual, norm)
         heads = projected.view(-1, self._num_all, self.head_dim)
-        if step.takes_projections is not None:
-            attended = step.takes_projections.forward_projections(self.index, heads, step.rotation, self._head_norms)
+        turn, fused = None if self._rotary is None else step.turn(self._rotary), step.takes_projections(self.index)
+        if fused is not None:
+            rotation = None if turn is None else turn.rotation
+            attended = fused.forward_projections(self.index, heads, rotation, self._head_norms)
         else:
-            attended = step.plan.forward(self.index, *self._turned(heads, step.cos, step.sin))
+            attended = step.ctx.plans[self.index].forward(self.index, *self._turned(heads, turn))
         if wanted is not None:
             attended, residual = attended.index_select(0, wanted), residual.index_select(0, wanted)
         return self._out(attended.flatten(1)), residual
 
-    def _turned(self, heads: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _turned(self, heads: Tensor, turn: Turn | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys normalised and rotated, and values, out of the fused product."""
         q, k, v = heads.split(self._widths, dim=1)
         if self._head_norms is not None:
-            q, k = self._rotate(self._q_norm(q), cos, sin), self._rotate(self._k_norm(k), cos, sin)
-        else:  # side by side in the fused product: one rotation for both
-            q, k = self._rotate(heads[:, : self._num_rotated], cos, sin).split(self._widths[:2], dim=1)
+            q, k = self._q_norm(q), self._k_norm(k)
+        if turn is None:
+            return q, k, v
+        if self._head_norms is not None:
+            return self._rotate(q, *turn.cos_sin), self._rotate(k, *turn.cos_sin), v
+        # side by side in the fused product: one rotation for both
+        q, k = self._rotate(heads[:, : self._num_rotated], *turn.cos_sin).split(self._widths[:2], dim=1)
         return q, k, v

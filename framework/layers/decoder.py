@@ -7,14 +7,29 @@ backend has one launch for all three. Models build the blocks and hand them over
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from torch import Tensor
 
 from framework.interfaces import ForwardContext, ModelOutput
-from framework.layers.attention import Attention, AttentionStep
-from framework.layers.mlp import GatedMLP
+from framework.layers.attention import ForwardPass
 from framework.layers.norm import RMSNorm
-from framework.layers.rope import Rotary
+
+
+class AttentionBlock(Protocol):
+    """`layers.attention.Attention`, or another one in its place."""
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, norm: RMSNorm, step: ForwardPass, wanted: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class FeedForward(Protocol):
+    """`layers.mlp.GatedMLP`, or a mixture of experts. num_tokens as in `ForwardContext`, of the tokens in x."""
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, norm: RMSNorm, num_tokens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]: ...
 
 
 class DecoderLayer:
@@ -22,11 +37,11 @@ class DecoderLayer:
 
     __slots__ = ("attention", "input_norm", "mlp", "post_norm")
 
-    def __init__(self, input_norm: RMSNorm, attention: Attention, post_norm: RMSNorm, mlp: GatedMLP) -> None:
+    def __init__(self, input_norm: RMSNorm, attention: AttentionBlock, post_norm: RMSNorm, mlp: FeedForward) -> None:
         self.input_norm, self.attention, self.post_norm, self.mlp = input_norm, attention, post_norm, mlp
 
     def __call__(
-        self, x: Tensor, residual: Tensor | None, step: AttentionStep, wanted: Tensor | None = None
+        self, x: Tensor, residual: Tensor | None, step: ForwardPass, wanted: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """(block output, residual stream), both [T, H]; their sum is the layer's hidden state.
 
@@ -34,19 +49,17 @@ class DecoderLayer:
         tokens whose states are read; both are [L, H] then.
         """
         x, residual = self.attention(x, residual, self.input_norm, step, wanted)
-        return self.mlp(x, residual, self.post_norm)
+        return self.mlp(x, residual, self.post_norm, step.ctx.num_tokens if wanted is None else step.ctx.num_wanted)
 
 
 class DecoderStack:
-    """Layers of one KV group followed by the final norm."""
+    """Layers followed by the final norm."""
 
-    __slots__ = ("final_norm", "group", "layers", "rotary")
+    __slots__ = ("final_norm", "layers")
 
-    def __init__(
-        self, layers: Sequence[DecoderLayer], final_norm: RMSNorm, rotary: Rotary, *, group: str = "full"
-    ) -> None:
+    def __init__(self, layers: Sequence[DecoderLayer], final_norm: RMSNorm) -> None:
         assert layers, "a decoder needs at least one layer"
-        self.layers, self.final_norm, self.rotary, self.group = list(layers), final_norm, rotary, group
+        self.layers, self.final_norm = list(layers), final_norm
 
     def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> ModelOutput:
         """x [T, H], positions [T] -> hidden [T, H] after the final norm, or [L, H] of the tokens that ctx.wanted names:
@@ -55,7 +68,7 @@ class DecoderStack:
         ctx.feature_layers asks for the hidden state that enters a layer (0 .. L - 1), or leaves the last one before
         the final norm (L); features come in the order asked.
         """
-        step = AttentionStep(ctx.plans[self.group], self.rotary, positions)
+        step = ForwardPass(positions, ctx)
         residual: Tensor | None = None
         features: dict[int, Tensor] = {}
         last = len(self.layers)

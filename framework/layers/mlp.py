@@ -19,7 +19,9 @@ class GatedMLP:
         self._gate_up = NormedLinear(ctx, load_linear(ctx, both, hidden_size, bias=bias))
         self._down = load_linear(ctx, [(f"{prefix}.down_proj", hidden_size)], intermediate_size, bias=bias)
 
-    def __call__(self, x: Tensor, residual: Tensor | None, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, norm: RMSNorm, num_tokens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """(block of norm(x + residual), x + residual), both [T, hidden_size]; the arguments' memory may be reused."""
         gated, residual = self._gate_up.gated_after_norm(x, residual, norm)
         return self._down(gated), residual

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
-    from framework.interfaces import AttentionPlan, KVConnector
+    from framework.interfaces import KVConnector, LatentUp
 
 
 class LayerwisePlan:
-    """`interfaces.AttentionPlan` that asks a layerwise connector before and after each layer."""
+    """`interfaces.AttentionPlan` or `LatentPlan` that asks a layerwise connector before and after each layer."""
 
-    def __init__(self, plan: AttentionPlan, connector: KVConnector) -> None:
+    def __init__(self, plan: Any, connector: KVConnector) -> None:
         self._plan, self._connector = plan, connector
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self._around(layer, self._plan.forward, q, k, v)
+
+    def forward_latent(self, layer: int, q: Tensor, latent: Tensor, up: LatentUp) -> Tensor:
+        return self._around(layer, self._plan.forward_latent, q, latent, up)
+
+    def _around(self, layer: int, forward: Callable[..., Tensor], *args: Any) -> Tensor:
         self._connector.wait_layer(layer)
-        out = self._plan.forward(layer, q, k, v)
+        out = forward(layer, *args)
         self._connector.save_layer(layer)
         return out

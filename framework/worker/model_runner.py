@@ -103,8 +103,10 @@ class ModelRunner:
         self._connector.bind(backend, kv, kv_specs)
         self._is_connected = type(connector) is not NoConnector
         self._host_blocks = HostBlocks(backend, kv, kv_specs, num_swap_blocks)
-        self._attention = [(g.name, attention[g.name]) for g in groups]
-        self._picky = [one for _, one in self._attention if isinstance(one, PrefersOwnShape)]
+        self._attention = [attention[group.name] for group in groups]
+        group_of = {layer: number for number, group in enumerate(groups) for layer in group.layers}
+        self._group_of = [group_of[layer] for layer in sorted(group_of)]
+        self._picky = [one for one in self._attention if isinstance(one, PrefersOwnShape)]
         self._inputs = InputBuffers(table.num_rows, max_num_batched_tokens, groups, backend, backend.max_in_flight)
         self._ones = torch.ones(table.num_rows, dtype=torch.int32, device=backend.device)
         self._no_ids = torch.zeros(0, dtype=torch.int64, device=backend.device)
@@ -112,7 +114,7 @@ class ModelRunner:
         self._prompts = pipeline.prompt_logprobs(model.compute_logits)
         self._results = StepResults(pipeline, self._prompts, connector, table.num_rows)
         self._executable = backend.compile(self._device_step, None)
-        kinds = {one.caps.graph for _, one in self._attention}
+        kinds = {one.caps.graph for one in self._attention}
         decodes = [b for b in buckets if b.query_len == 1 and "never" not in kinds]
         prompts = [b for b in buckets if b.query_len > 1 and b.tokens <= max_num_batched_tokens and kinds == {"always"}]
         self._padded = PaddedSteps(decodes, pipeline.captured, self._compile)
@@ -371,16 +373,19 @@ class ModelRunner:
 
     # ------------------------------------------------------------------------------------- steps of their own shape
 
-    def _plans(self, batch: InputBatch) -> dict[str, AttentionPlan]:
-        """Attention of each KV group."""
-        return {name: a.plan(batch, i) for i, (name, a) in enumerate(self._attention)}
+    def _plans(self, batch: InputBatch) -> list[AttentionPlan]:
+        """Attention of each layer."""
+        return self._of_layers([attention.plan(batch, group) for group, attention in enumerate(self._attention)])
 
-    def _plans_of(self, scheduled: SchedulerOutput, batch: InputBatch) -> dict[str, AttentionPlan]:
+    def _of_layers(self, plans: Sequence[AttentionPlan]) -> list[AttentionPlan]:
+        return [plans[group] for group in self._group_of]
+
+    def _plans_of(self, scheduled: SchedulerOutput, batch: InputBatch) -> list[AttentionPlan]:
         """As `_plans`; a layerwise connector stands around every layer of a step that moves KV."""
-        plans = self._plans(batch)
-        if self._moves_by_layer(scheduled):
-            return {name: LayerwisePlan(plan, self._connector) for name, plan in plans.items()}
-        return plans
+        if not self._moves_by_layer(scheduled):
+            return self._plans(batch)
+        plans = [attention.plan(batch, group) for group, attention in enumerate(self._attention)]
+        return self._of_layers([LayerwisePlan(plan, self._connector) for plan in plans])
 
     def _moves_by_layer(self, scheduled: SchedulerOutput) -> bool:
         return self._connector.layerwise and scheduled.connector_meta is not None
@@ -446,7 +451,7 @@ class ModelRunner:
         for row in (*scheduled.finished, *scheduled.preempted, *scheduled.aborted):
             self._prompts.release(row)
             self.pipeline.release(row)
-            for _, attention in self._attention:
+            for attention in self._attention:
                 attention.release(row)
         for new in scheduled.new:
             self._add(new)
@@ -458,7 +463,7 @@ class ModelRunner:
         self.table.add(new)
         self.pipeline.add_request(new.req_idx, new.params, new)
         self._prompts.add(new)
-        for _, attention in self._attention:
+        for attention in self._attention:
             attention.add_request(new.req_idx)
 
     def _move_blocks(self, scheduled: SchedulerOutput) -> None:

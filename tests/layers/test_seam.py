@@ -72,7 +72,7 @@ def hidden(target, linear, plan):
     ctx = ModelContext(backend, DummySource(torch.float32, device, 3, tied=False), torch.float32, device, 64)
     model = target(CONFIG, ctx)
     x = torch.randn(5, 16, generator=torch.Generator().manual_seed(0))
-    output = model.forward(x, torch.tensor([0, 7, 3, 3, 9]), ForwardContext({"full": plan}, (0, 1, 2)))
+    output = model.forward(x, torch.tensor([0, 7, 3, 3, 9]), ForwardContext([plan, plan], (0, 1, 2)))
     return torch.stack((output.hidden, *output.features))
 
 

@@ -41,7 +41,7 @@ def build(target, config, weights, *, dtype=torch.float32, max_model_len=64):
     """A model over `weights`, and a function ids -> logits [T, V] of one whole sequence."""
     ctx = ModelContext(PlainBackend(), weights, dtype, torch.device("cpu"), max_model_len)
     model = target(config, ctx)
-    plans = {"full": FullAttention(ctx.layers)}
+    plans = [FullAttention(ctx.layers)] * len(ctx.layers)
 
     def run(ids, feature_layers=(), wanted=None):
         positions = torch.arange(len(ids))

@@ -154,7 +154,7 @@ def test_bfloat16_logits_stay_near_float32(tmp_path, build_model):
     checkpoint = loader.checkpoint(tmp_path)
     source = loader.open(checkpoint, dtype=torch.bfloat16, device=torch.device("cpu"), seed=0)
     ctx_model = build_model(Llama, checkpoint.config, source, dtype=torch.bfloat16)
-    ctx_model.plans["full"] = _InBfloat16(ctx_model.plans["full"])
+    ctx_model.plans[:] = [_InBfloat16(plan) for plan in ctx_model.plans]
     found = ctx_model.logits(IDS)
     assert found.dtype == torch.bfloat16
     # 8 bits of mantissa through two layers: a few per cent of the largest logit

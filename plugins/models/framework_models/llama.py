@@ -31,9 +31,9 @@ class Llama:
         dense = self.read_config(config)
         self.vocab_size = dense.vocab_size
         self.embed_tokens = Embedding(ctx, "model.embed_tokens", dense.vocab_size, dense.hidden_size)
-        layers = [self._layer(ctx, dense, f"model.layers.{i}") for i in range(dense.num_layers)]
-        final_norm = RMSNorm(ctx, "model.norm", dense.hidden_size, dense.rms_norm_eps)
-        self.stack = DecoderStack(layers, final_norm, Rotary(ctx, dense.rope, dense.head_dim))
+        rotary = Rotary(ctx, dense.rope, dense.head_dim)
+        layers = [self._layer(ctx, dense, f"model.layers.{i}", rotary) for i in range(dense.num_layers)]
+        self.stack = DecoderStack(layers, RMSNorm(ctx, "model.norm", dense.hidden_size, dense.rms_norm_eps))
         self.lm_head = LMHead(ctx, "lm_head", self.embed_tokens, tied=dense.tied)
 
     @staticmethod
@@ -41,7 +41,7 @@ class Llama:
         """Sizes and switches. Raises CheckpointError for a key that changes the output and is not built."""
         return read_dense(config, mlp_bias=True)
 
-    def _layer(self, ctx: ModelContext, dense: DenseConfig, prefix: str) -> DecoderLayer:
+    def _layer(self, ctx: ModelContext, dense: DenseConfig, prefix: str, rotary: Rotary) -> DecoderLayer:
         eps, hidden = dense.rms_norm_eps, dense.hidden_size
         attention = Attention(
             ctx,
@@ -50,6 +50,7 @@ class Llama:
             num_heads=dense.num_heads,
             num_kv_heads=dense.num_kv_heads,
             head_dim=dense.head_dim,
+            rotary=rotary,
             bias=dense.attention_bias,
             qk_norm_eps=eps if self.has_head_norms else None,
         )
@@ -65,7 +66,7 @@ class Llama:
         return self.embed_tokens(input_ids)
 
     def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> ModelOutput:
-        """x [T, hidden_size], positions [T]; needs the plan of group `full`. The memory of x may be reused."""
+        """x [T, hidden_size], positions [T]; The memory of x may be reused."""
         return self.stack.forward(x, positions, ctx)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
