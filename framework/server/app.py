@@ -28,6 +28,7 @@ from framework.server import (
     tokens,
     tracing,
 )
+from framework.server.head import HeadAsGet
 from framework.server.keys import ApiKeys
 from framework.server.limits import BodyLimit
 from framework.server.metrics_http import CountRequests
@@ -73,12 +74,20 @@ def _add_layers(app: FastAPI, service: Service) -> None:
     """The last one added is the outermost: browsers ask what is allowed without a key, and every answer has an id."""
     options = service.options
     app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes)
+    app.add_middleware(HeadAsGet)
+    app.add_middleware(errors.AnswersFaults)  # FastAPI's own answer to them would be outside of the ids
     if keys := options.keys():
         app.add_middleware(ApiKeys, keys=keys)
     if options.cors_origins:
         from starlette.middleware.cors import CORSMiddleware
 
-        app.add_middleware(CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["*"], allow_headers=["*"])
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
     app.add_middleware(CountRequests, counts=service.metrics.http)
     if options.otlp_endpoint is not None:
         app.add_middleware(tracing.TakeContext)

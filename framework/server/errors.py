@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _log = logging.getLogger("framework")
 _TYPES = {
@@ -98,6 +99,30 @@ def answer_of(error: ApiError) -> Response:
     return JSONResponse(error.body(), error.status, headers=error.headers)
 
 
+class AnswersFaults:
+    """An ASGI layer that answers what nobody below it has caught: a fault of ours. One amid an answer breaks it off."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def noted(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        except Exception as error:
+            if has_begun or scope["type"] != "http":
+                raise
+            _log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
+            answer = ApiError(500, f"the server failed: {class_and_text(error)}", code="server_failure")
+            await answer_of(answer)(scope, receive, send)
+
+
 def install(app: FastAPI) -> None:
     """Lets the application answer every error in the one form."""
     from fastapi.exceptions import RequestValidationError
@@ -117,10 +142,6 @@ def install(app: FastAPI) -> None:
         body = error_body(error.status_code, _http_text(request, error), code=_http_code(error.status_code))
         return JSONResponse(body, error.status_code, headers=error.headers)
 
-    async def on_other(request: Request, error: Exception) -> Response:
-        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return answer_of(ApiError(500, f"the server failed: {class_and_text(error)}", code="server_failure"))
-
     async def on_refused(request: Request, error: Exception) -> Response:
         return answer_of(refused(error))
 
@@ -134,7 +155,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(NotBuiltError, on_refused)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(Exception, on_other)
 
 
 def _http_text(request: Request, error: Any) -> str:

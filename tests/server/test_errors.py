@@ -124,6 +124,24 @@ def test_unknown_path_method_and_model_have_their_codes(here):
     assert error_of(other)["message"] == "the model 'large' is not served here; this server has 'small'"
 
 
+def test_head_is_answered_like_get_and_without_a_body(here):
+    for path in ("/health", "/v1/models", "/"):
+        asked, got = here.client.head(path), here.client.get(path)
+        assert asked.status_code == 200 and not asked.content
+        assert asked.headers["content-length"] == got.headers["content-length"]
+    assert here.client.head("/v1/completions").status_code == 405
+
+
+def test_fault_of_the_server_is_500_with_its_words_and_an_id(here, monkeypatch):
+    def broken():
+        raise KeyError("ours")
+
+    monkeypatch.setattr(type(here.service.llm), "is_usable", property(lambda self: broken()))
+    response = here.client.get("/health", headers={"x-request-id": "mine"})
+    assert response.status_code == 500 and error_of(response)["code"] == "server_failure"
+    assert "KeyError: 'ours'" in error_of(response)["message"] and response.headers["x-request-id"] == "mine"
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [

@@ -45,6 +45,21 @@ def test_body_is_refused_at_its_headers(small):
         assert sock.recv(100).startswith(b"HTTP/1.1 413")
 
 
+def test_body_that_comes_to_a_halt_is_408(small, monkeypatch):
+    monkeypatch.setattr("framework.server.limits.MAX_PAUSE_S", 0.2)
+    with socket.create_connection(small.url.removeprefix("http://").rsplit(":", 1), timeout=5) as sock:
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        sock.sendall(head + b'content-length: 100\r\n\r\n{"prompt"')
+        answer = b"".join(iter(lambda: sock.recv(1000), b""))
+    assert answer.startswith(b"HTTP/1.1 408") and b"body_timeout" in answer
+
+
+def test_answer_may_take_longer_than_a_pause_of_a_body(small, monkeypatch):
+    monkeypatch.setattr("framework.server.limits.MAX_PAUSE_S", 0.02)
+    response = small.complete(prompt="w5", temperature=0, ignore_eos=True, max_tokens=300)
+    assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == 300
+
+
 @pytest.mark.parametrize("length", [b"-1", b"1" * 5000, b"x"])
 def test_length_that_is_no_number_is_refused(small, length):
     with socket.create_connection(small.url.removeprefix("http://").rsplit(":", 1), timeout=5) as sock:
@@ -170,6 +185,8 @@ def test_pages_of_named_origins_may_ask_and_others_may_not(locked, here):
     asked = {"origin": "http://page.example", "access-control-request-method": "POST"}
     allowed = locked.client.options("/v1/completions", headers=asked)
     assert allowed.headers["access-control-allow-origin"] == "http://page.example"
+    told = locked.client.get("/health", headers=asked).headers["access-control-expose-headers"]
+    assert {"x-request-id", "retry-after"} <= set(told.replace(" ", "").split(","))
     other = locked.client.options("/v1/completions", headers={**asked, "origin": "http://other.example"})
     assert "access-control-allow-origin" not in other.headers
     assert "access-control-allow-origin" not in here.client.get("/health", headers=asked).headers
