@@ -15,16 +15,37 @@ def floors(script):
 
 def norms(config):
     """Numbers that a checkpoint has beside its matrices."""
-    heads = 2 * config["head_dim"] if config["model_type"] == "qwen3" else 0
-    return config["num_hidden_layers"] * (2 * config["hidden_size"] + heads) + config["hidden_size"]
+    inner = 2 * config["head_dim"] if "qwen3" in config["model_type"] else config.get("kv_lora_rank", 0)
+    return config["num_hidden_layers"] * (2 * config["hidden_size"] + inner) + config["hidden_size"]
 
 
-@pytest.mark.parametrize(("name", "published"), (("llama-3.1-8b", 8_030_261_248), ("qwen3-0.6b", 596_049_920)))
+PUBLISHED = {
+    "llama-3.1-8b": 8_030_261_248, "qwen3-0.6b": 596_049_920, "qwen3-30b-a3b": 30_532_122_624,
+    "deepseek-v2-lite": 15_706_484_224,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "published"), PUBLISHED.items())
 def test_shapes_have_as_many_parameters_as_their_checkpoints(floors, name, published):
     config = floors.SHAPES[name]
     work = floors.Work.of(config)
     embeddings = 1 if config["tie_word_embeddings"] else 2
-    assert work.body + embeddings * work.head + norms(config) == published
+    experts = work.experts.num_layers * work.experts.num_experts * work.experts.expert
+    assert work.body + experts + embeddings * work.head + norms(config) == published
+
+
+def test_experts_are_read_as_often_as_tokens_are_expected_to_choose_them(floors):
+    experts = floors.Work.of(floors.SHAPES["deepseek-v2-lite"]).experts
+    one = experts.num_layers * experts.expert
+    assert experts.read(1) == pytest.approx(6 * one)
+    assert [round(experts.read(n) / one, 1) for n in (16, 64)] == [50.8, 63.9]  # 64 (1 - (58 / 64)^n)
+    assert experts.read(100_000) == 64 * one and experts.a_token == 6 * one
+
+
+def test_a_token_of_deepseek_v2_lite_leaves_30_kib_of_latents(floors):
+    work = floors.Work.of(floors.SHAPES["deepseek-v2-lite"])
+    assert work.kv_values * work.itemsize == 27 * (512 + 64) * 2 == 31_104
+    assert work.pair_flop == 27 * 2 * 16 * (128 + 64 + 128)
 
 
 def test_work_is_counted_from_the_config(floors):
@@ -32,7 +53,7 @@ def test_work_is_counted_from_the_config(floors):
     work = floors.Work.of(TINY, itemsize=2)
     assert work.body == 3 * (2 * 16 + 2 * 8 + 3 * 32)
     assert (work.head, work.kv_values, work.pair_flop) == (40, 3 * 2 * 2, 3 * 2 * (2 * 2 * 2))
-    assert work.weight_bytes == 2 * (432 + 40)
+    assert work.weight_bytes(1) == work.weight_bytes(1000) == 2 * (432 + 40)
 
 
 def test_small_steps_are_bound_by_reading_weights_and_large_ones_by_products(floors):
