@@ -19,6 +19,15 @@ def framework_components() -> list[ComponentSpec]:
         ),
         ComponentSpec(
             "attention",
+            "mla_triton",
+            "framework_attention.triton.latent:LatentTriton",
+            extra="cuda",
+            probe="framework_attention.probes:triton",
+            priority=9,
+            provides=("cuda",),
+        ),
+        ComponentSpec(
+            "attention",
             "flash_attn",
             "framework_attention.flash_attn:FlashAttn",
             extra="flash-attn",

@@ -1,0 +1,66 @@
+"""Tile shapes of latent attention: how much of which kernel a program computes.
+
+Chosen from dtype, heads and the memory of a multiprocessor, and with `batch_invariant` from nothing that a step
+changes. `latent` asks; measured with `benchmarks/latent_attention.py` on one H200.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+_LARGE = 170_000
+"""Bytes of a multiprocessor for two tiles of 64 latents of 576 in a short dtype, with 16 heads' queries, about."""
+
+
+@dataclass(frozen=True)
+class LatentShape:
+    """Of `latent_decode_kernel`: heads of a program and keys of a tile; and how `list_queries_kernel` cuts keys.
+
+    programs_per_sm, good_keys, min_keys  as in `shapes.DecodeShape`
+    """
+
+    members: int
+    tile: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int = 1
+    good_keys: int = 512
+    min_keys: int = 64
+
+
+@dataclass(frozen=True)
+class ProductShape:
+    """Of `absorb_kernel` and `expand_kernel`: queries, and columns of what a program computes. merge: parts of a query
+    that `expand_kernel` takes at a time; queries times merge are rows of a product, at least 16."""
+
+    queries: int
+    columns: int
+    merge: int = 1
+    num_warps: int = 4
+
+
+def latent_shape(dtype: torch.dtype, num_heads: int, width: int, shared_bytes: int) -> LatentShape:
+    """width: values of a key. Products of 64 keys are the widest that a multiprocessor has; where two such tiles do not
+    fit, or values take 4 bytes, tiles are smaller."""
+    members = 16 if num_heads <= 16 else 32
+    if dtype is torch.float32:
+        return LatentShape(16, 16, 4, 1)
+    if shared_bytes < _LARGE or width > 576:
+        return LatentShape(16, 32, 4, 2)
+    return LatentShape(members, 64, 4 if members == 16 else 8, 2)
+
+
+def absorb_shape(num_queries: int, is_invariant: bool) -> ProductShape:
+    """Many columns a program for many queries: weights are read once a program."""
+    if is_invariant or num_queries > 64:
+        return ProductShape(64, 128)
+    return ProductShape(16, 64)
+
+
+def expand_shape(num_queries: int, is_invariant: bool) -> ProductShape:
+    """Few queries have many parts, and many have few."""
+    if is_invariant or num_queries > 32:
+        return ProductShape(16, 64)
+    return ProductShape(1, 32, 16) if num_queries <= 4 else ProductShape(2, 64, 8)
