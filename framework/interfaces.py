@@ -167,12 +167,22 @@ class FusesNorm(Protocol):
 class LayerOps(Protocol):
     """Elementwise operations of a layer that a backend may fuse; the torch reference is `framework.layers.ops`."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """A weight of x's dtype, or a float32 one, with which the product is rounded once."""
+
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """(rms_norm(x + residual), x + residual); may reuse the memory of both arguments."""
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """[T, 2 I] -> [T, I]: silu(first half) * second half."""
+
+    def gelu_tanh_and_mul(self, gate_up: Tensor) -> Tensor:
+        """[T, 2 I] -> [T, I]: gelu_tanh(first half) * second half."""
+
+    def gelu_tanh(self, x: Tensor) -> Tensor: ...
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor: ...
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """cap * tanh(x / cap) of logits [L, V]; may reuse the memory of x."""
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotary embedding, half-split pairs. x [T, H, D] -> the same shape; cos, sin [T, 1, D] float32.

@@ -6,11 +6,16 @@ too where it takes them (`interfaces.TakesProjections`); this module never sees 
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Literal
+
+import torch
 from torch import Tensor
 
 from framework.interfaces import ForwardContext, HeadNorms, ModelContext, Rotation, TakesProjections
+from framework.layers.head_order import reorder_heads
 from framework.layers.linear import NormedLinear, load_linear
-from framework.layers.norm import RMSNorm
+from framework.layers.norm import Norm, RMSNorm
 from framework.layers.rope import Rotary
 
 
@@ -61,11 +66,16 @@ class Attention:
     """Grouped-query attention of one layer, declared to the backend at construction.
 
     rotary       how queries and keys are rotated, None for not at all
-    bias         whether q, k, v and the output product have one
-    qk_norm_eps  not None: q and k are RMS-normalised over head_dim before the rotation (`q_norm`, `k_norm`)
+    bias         whether q, k and v have one; out_bias: whether the output product has
+    qk_norm_eps  not None: q and k are RMS-normalised before the rotation (`q_norm`, `k_norm`)
+    qk_norm      over each "head", each head with a weight "around_one" (`RMSNorm`), or over the "whole" projection
+    is_fused     the checkpoint has q, k and v as one tensor, `qkv_proj`, in this order
+    scale        of the scores; None: head_dim ** -0.5
+    window, softcap, sinks as in `interfaces.LayerSpec`
     """
 
     __slots__ = (
+        "_fuses_heads",
         "_head_norms",
         "_k_norm",
         "_num_all",
@@ -91,32 +101,76 @@ class Attention:
         head_dim: int,
         rotary: Rotary | None,
         bias: bool,
+        out_bias: bool | None = None,
         qk_norm_eps: float | None = None,
-        group: str = "full",
+        qk_norm: Literal["head", "around_one", "whole"] = "head",
+        is_fused: bool = False,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> None:
         q, kv = num_heads * head_dim, num_kv_heads * head_dim
-        parts = [(f"{prefix}.q_proj", q), (f"{prefix}.k_proj", kv), (f"{prefix}.v_proj", kv)]
-        self._qkv = NormedLinear(ctx, load_linear(ctx, parts, hidden_size, bias=bias))
-        self._out = load_linear(ctx, [(f"{prefix}.o_proj", hidden_size)], q, bias=bias)
-        self._head_norms = None
-        if qk_norm_eps is not None:
-            self._q_norm = RMSNorm(ctx, f"{prefix}.q_norm", head_dim, qk_norm_eps)
-            self._k_norm = RMSNorm(ctx, f"{prefix}.k_norm", head_dim, qk_norm_eps)
-            self._head_norms = HeadNorms(self._q_norm.weight, self._k_norm.weight, qk_norm_eps)
-        self._rotary, self._rotate = rotary, ctx.backend.layer_ops.rotate
         self._widths = [num_heads, num_kv_heads, num_kv_heads]
         self._num_all, self._num_rotated = sum(self._widths), num_heads + num_kv_heads
         self.head_dim = head_dim
-        self.index = ctx.add_layer(group, num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5)
+        parts = [(f"{prefix}.q_proj", q), (f"{prefix}.k_proj", kv), (f"{prefix}.v_proj", kv)]
+        if is_fused:
+            parts = [(f"{prefix}.qkv_proj", q + 2 * kv)]
+        order = None if rotary is None else rotary.order
+        reorder = None if order is None else partial(self._reordered, order=order)
+        self._qkv = NormedLinear(ctx, load_linear(ctx, parts, hidden_size, bias=bias, reorder=reorder))
+        self._out = load_linear(
+            ctx, [(f"{prefix}.o_proj", hidden_size)], q, bias=bias if out_bias is None else out_bias
+        )
+        self._rotary, self._rotate = rotary, ctx.backend.layer_ops.rotate
+        self._load_norms(ctx, prefix, qk_norm_eps, qk_norm, order)
+        self.index = ctx.add_layer(
+            "full" if window is None else "sliding",
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            scale=head_dim**-0.5 if scale is None else scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+        )
+
+    def _reordered(self, rows: Tensor, order: list[int]) -> Tensor:
+        """Rows of the stacked product with the heads that are rotated in `order`."""
+        rotated, values = rows.split([self._num_rotated * self.head_dim, self._widths[2] * self.head_dim])
+        moved = reorder_heads(rotated, order)
+        return rows if moved is rotated else torch.cat((moved, values))
+
+    def _load_norms(
+        self, ctx: ModelContext, prefix: str, eps: float | None, kind: str, order: list[int] | None
+    ) -> None:
+        self._q_norm, self._k_norm, self._head_norms = None, None, None
+        if eps is None:
+            self._fuses_heads = True
+            return
+        sizes = [width * self.head_dim if kind == "whole" else self.head_dim for width in self._widths]
+        self._q_norm, self._k_norm = (
+            RMSNorm(ctx, f"{prefix}.{name}", size, eps, around_one=kind == "around_one")
+            for name, size in zip(("q_norm", "k_norm"), sizes, strict=False)
+        )
+        if order is not None:
+            for norm in (self._q_norm, self._k_norm):
+                norm.weight = reorder_heads(norm.weight, order)
+        # a plan normalises heads by weights of the model's dtype (`interfaces.HeadNorms`), and nothing wider than heads
+        self._fuses_heads = kind == "head"
+        if self._fuses_heads:
+            self._head_norms = HeadNorms(self._q_norm.weight, self._k_norm.weight, eps)
 
     def __call__(
-        self, x: Tensor, residual: Tensor | None, norm: RMSNorm, step: ForwardPass, wanted: Tensor | None = None
+        self, x: Tensor, residual: Tensor | None, norm: Norm, step: ForwardPass, wanted: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """(block of norm(x + residual), x + residual), both [T, hidden_size], or [L, hidden_size] of the tokens that
         are wanted; the arguments' memory may be reused."""
         projected, residual = self._qkv.after_norm(x, residual, norm)
         heads = projected.view(-1, self._num_all, self.head_dim)
-        turn, fused = None if self._rotary is None else step.turn(self._rotary), step.takes_projections(self.index)
+        turn = None if self._rotary is None else step.turn(self._rotary)
+        fused = step.takes_projections(self.index) if self._fuses_heads else None
         if fused is not None:
             rotation = None if turn is None else turn.rotation
             attended = fused.forward_projections(self.index, heads, rotation, self._head_norms)
@@ -129,12 +183,19 @@ class Attention:
     def _turned(self, heads: Tensor, turn: Turn | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys normalised and rotated, and values, out of the fused product."""
         q, k, v = heads.split(self._widths, dim=1)
-        if self._head_norms is not None:
-            q, k = self._q_norm(q), self._k_norm(k)
+        if self._q_norm is not None and self._k_norm is not None:
+            q, k = _normalised(self._q_norm, q), _normalised(self._k_norm, k)
         if turn is None:
             return q, k, v
-        if self._head_norms is not None:
+        if self._q_norm is not None:
             return self._rotate(q, *turn.cos_sin), self._rotate(k, *turn.cos_sin), v
         # side by side in the fused product: one rotation for both
         q, k = self._rotate(heads[:, : self._num_rotated], *turn.cos_sin).split(self._widths[:2], dim=1)
         return q, k, v
+
+
+def _normalised(norm: RMSNorm, heads: Tensor) -> Tensor:
+    """heads [T, H, D], each by itself or all of a token together: as wide as the norm's weight is."""
+    if len(norm.weight) == heads.shape[-1]:
+        return norm(heads)
+    return norm(heads.flatten(1)).view(heads.shape)

@@ -1,4 +1,4 @@
-"""A stack of pre-norm decoder layers with the residual stream carried beside the hidden states.
+"""A stack of decoder layers with the residual stream carried beside the hidden states.
 
 The residual add of each block is fused with the norm that follows it, and with the product behind that where the
 backend has one launch for all three. Models build the blocks and hand them over; embedding and head stay with them.
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from framework.interfaces import ForwardContext, ModelOutput
 from framework.layers.attention import ForwardPass
-from framework.layers.norm import RMSNorm
+from framework.layers.norm import Norm, RMSNorm
 
 
 class AttentionBlock(Protocol):
     """`layers.attention.Attention`, or another one in its place."""
 
     def __call__(
-        self, x: Tensor, residual: Tensor | None, norm: RMSNorm, step: ForwardPass, wanted: Tensor | None = None
+        self, x: Tensor, residual: Tensor | None, norm: Norm, step: ForwardPass, wanted: Tensor | None = None
     ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -28,7 +28,7 @@ class FeedForward(Protocol):
     """`layers.mlp.GatedMLP`, or a mixture of experts. num_tokens as in `ForwardContext`, of the tokens in x."""
 
     def __call__(
-        self, x: Tensor, residual: Tensor | None, norm: RMSNorm, num_tokens: Tensor | None = None
+        self, x: Tensor, residual: Tensor | None, norm: Norm, num_tokens: Tensor | None = None
     ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -37,7 +37,7 @@ class DecoderLayer:
 
     __slots__ = ("attention", "input_norm", "mlp", "post_norm")
 
-    def __init__(self, input_norm: RMSNorm, attention: AttentionBlock, post_norm: RMSNorm, mlp: FeedForward) -> None:
+    def __init__(self, input_norm: Norm, attention: AttentionBlock, post_norm: Norm, mlp: FeedForward) -> None:
         self.input_norm, self.attention, self.post_norm, self.mlp = input_norm, attention, post_norm, mlp
 
     def __call__(
@@ -52,12 +52,40 @@ class DecoderLayer:
         return self.mlp(x, residual, self.post_norm, step.ctx.num_tokens if wanted is None else step.ctx.num_wanted)
 
 
+class OutputNormLayer(DecoderLayer):
+    """A layer whose blocks are normalised behind them as well, before they join the stream (Gemma 2), or only there,
+    with `NoNorm` in front (OLMo 2)."""
+
+    __slots__ = ("attention_out_norm", "mlp_out_norm")
+
+    def __init__(
+        self,
+        input_norm: Norm,
+        attention: AttentionBlock,
+        attention_out_norm: RMSNorm,
+        pre_mlp_norm: Norm,
+        mlp: FeedForward,
+        mlp_out_norm: RMSNorm,
+    ) -> None:
+        super().__init__(input_norm, attention, pre_mlp_norm, mlp)
+        self.attention_out_norm, self.mlp_out_norm = attention_out_norm, mlp_out_norm
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, step: ForwardPass, wanted: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """As `DecoderLayer`'s."""
+        x, residual = self.attention(x, residual, self.input_norm, step, wanted)
+        num_tokens = step.ctx.num_tokens if wanted is None else step.ctx.num_wanted
+        x, residual = self.mlp(self.attention_out_norm(x), residual, self.post_norm, num_tokens)
+        return self.mlp_out_norm(x), residual
+
+
 class DecoderStack:
     """Layers followed by the final norm."""
 
     __slots__ = ("final_norm", "layers")
 
-    def __init__(self, layers: Sequence[DecoderLayer], final_norm: RMSNorm) -> None:
+    def __init__(self, layers: Sequence[DecoderLayer], final_norm: Norm) -> None:
         assert layers, "a decoder needs at least one layer"
         self.layers, self.final_norm = list(layers), final_norm
 

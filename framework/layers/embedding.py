@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -9,31 +10,44 @@ from framework.interfaces import ModelContext
 
 
 class Embedding:
-    """Rows of `name.weight` [vocab_size, hidden_size], looked up by token id."""
+    """Rows of `name.weight` [vocab_size, hidden_size], looked up by token id.
 
-    __slots__ = ("weight",)
+    scale  factor of what is looked up, not of the weight, which a head may share; it is rounded to the model's dtype
+    """
 
-    def __init__(self, ctx: ModelContext, name: str, vocab_size: int, hidden_size: int) -> None:
+    __slots__ = ("_scale", "weight")
+
+    def __init__(
+        self, ctx: ModelContext, name: str, vocab_size: int, hidden_size: int, *, scale: float | None = None
+    ) -> None:
         self.weight = ctx.weights.take(f"{name}.weight", (vocab_size, hidden_size))
+        self._scale = None if scale is None else float(torch.tensor(scale, dtype=ctx.dtype))
 
     def __call__(self, input_ids: Tensor) -> Tensor:
         """[T] -> [T, hidden_size]."""
-        return functional.embedding(input_ids, self.weight)
+        found = functional.embedding(input_ids, self.weight)
+        return found if self._scale is None else found * self._scale
 
 
 class LMHead:
     """[L, hidden_size] -> [L, vocab_size]: a matrix of its own, or the embedding's when the two are tied.
 
     A checkpoint that declares itself tied and yet brings a head is served with that head: the file is the truth.
+
+    soft_cap  c: logits s become c * tanh(s / c)
     """
 
-    __slots__ = ("_product",)
+    __slots__ = ("_cap", "_product", "_soft_cap")
 
-    def __init__(self, ctx: ModelContext, name: str, embedding: Embedding, *, tied: bool) -> None:
+    def __init__(
+        self, ctx: ModelContext, name: str, embedding: Embedding, *, tied: bool, soft_cap: float | None = None
+    ) -> None:
         weight = embedding.weight
         if not tied or ctx.weights.has(f"{name}.weight"):
             weight = ctx.weights.take(f"{name}.weight", tuple(embedding.weight.shape))
         self._product = ctx.backend.pack_linear(weight)
+        self._cap, self._soft_cap = soft_cap, ctx.backend.layer_ops.soft_cap
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        return self._product(hidden)
+        logits = self._product(hidden)
+        return logits if self._cap is None else self._soft_cap(logits, self._cap)

@@ -17,8 +17,8 @@ def half_split_order(head_dim: int, rotary_dim: int | None = None, *, neighbours
 
     rotary_dim  how many dimensions, the first, are rotated (None: all). The others follow the rotated ones of either
                 half, where a table of cosine 1 and sine 0 leaves them as they are
-    neighbours  whether the checkpoint's pair i is (2 i, 2 i + 1), as in RoFormer (arXiv 2104.09864), section 3.4.2; else
-                it is (i, i + rotary_dim / 2)
+    neighbours  whether the checkpoint's pair i is (2 i, 2 i + 1), as in RoFormer (arXiv 2104.09864), section 3.4.2;
+                else it is (i, i + rotary_dim / 2)
     """
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
     assert head_dim % 2 == 0 and rotary_dim % 2 == 0 and 0 < rotary_dim <= head_dim, (head_dim, rotary_dim)

@@ -131,7 +131,12 @@ def check_layer_functions(case: BackendCase) -> None:
     heads, cos, sin = _random(backend, 5, 3, 16), _random(backend, 5, 1, 16, seed=3), _random(backend, 5, 1, 16, seed=4)
     pairs = {
         "rms_norm": (own.rms_norm(x.clone(), weight, 1e-6), ops.rms_norm(x, weight, 1e-6)),
+        "rms_norm of a float32 weight": (own.rms_norm(x.clone(), weight.float(), 1e-6), ops.rms_norm(x, weight, 1e-6)),
+        "layer_norm": (own.layer_norm(x.clone(), weight, weight, 1e-6), ops.layer_norm(x, weight, weight, 1e-6)),
         "silu_and_mul": (own.silu_and_mul(x.clone()), ops.silu_and_mul(x)),
+        "gelu_tanh": (own.gelu_tanh(x.clone()), ops.gelu_tanh(x)),
+        "gelu_tanh_and_mul": (own.gelu_tanh_and_mul(x.clone()), ops.gelu_tanh_and_mul(x)),
+        "soft_cap": (own.soft_cap(x.clone(), 2.0), ops.soft_cap(x, 2.0)),
         "rotate": (own.rotate(heads.clone(), cos, sin), ops.rotate(heads, cos, sin)),
     }
     both = zip(

@@ -63,6 +63,47 @@ def test_silu_and_mul_equals_the_reference(ops: CpuLayerOps, dtype: torch.dtype)
 
 @both
 @any_dtype
+def test_norm_with_a_float32_weight_is_rounded_once(ops: CpuLayerOps, dtype: torch.dtype) -> None:
+    x, weight = normal(9, 52, dtype=dtype) * 30, normal(52, dtype=torch.float32, seed=1)
+    wide = x.double()
+    exact = wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    for rows in (slice(None), slice(1)):
+        found = ops.rms_norm(x[rows], weight, 1e-5)
+        assert found.dtype == dtype
+        # half a unit in the last place of the result, and what float32 adds
+        torch.testing.assert_close(found.double(), exact[rows], rtol=0.51 * torch.finfo(dtype).eps + 1e-6, atol=1e-6)
+    close(ops.add_rms_norm(x.clone(), x.clone(), weight, 1e-5)[0], reference.add_rms_norm(x, x, weight, 1e-5)[0])
+
+
+@both
+@any_dtype
+def test_gelu_equals_the_reference_with_and_without_a_gate(ops: CpuLayerOps, dtype: torch.dtype) -> None:
+    x = normal(9, 104, dtype=dtype) * 4
+    x[0, :4] = torch.tensor([-120.0, 120.0, 0.0, -3.0])
+    before = x.clone()
+    close(ops.gelu_tanh(x), reference.gelu_tanh(x))
+    close(ops.gelu_tanh_and_mul(x), reference.gelu_tanh_and_mul(x))
+    assert torch.equal(x, before)
+
+
+@both
+@any_dtype
+def test_layer_norm_equals_the_reference(ops: CpuLayerOps, dtype: torch.dtype) -> None:
+    x, weight, bias = normal(9, 52, dtype=dtype) * 9 + 3, normal(52, dtype=dtype, seed=1), normal(52, dtype=dtype)
+    close(ops.layer_norm(x, weight, bias, 1e-5), reference.layer_norm(x, weight, bias, 1e-5))
+
+
+@both
+@any_dtype
+def test_soft_cap_equals_the_reference(ops: CpuLayerOps, dtype: torch.dtype) -> None:
+    x = normal(4, 51, dtype=dtype) * 40
+    expected = reference.soft_cap(x, 30.0)
+    torch.testing.assert_close(ops.soft_cap(x, 30.0), expected, rtol=TOLERANCE[dtype], atol=1e-5)
+    assert expected.abs().max() <= 30
+
+
+@both
+@any_dtype
 def test_rotate_equals_the_reference_and_keeps_its_input(ops: CpuLayerOps, dtype: torch.dtype) -> None:
     heads, angles = normal(7, 8, 16, dtype=dtype), normal(7, 1, 16, dtype=torch.float32, seed=1)
     before = heads.clone()
@@ -82,7 +123,10 @@ def test_invariant_operations_give_a_row_the_same_bits_in_any_batch(dtype: torch
     def results(rows: slice) -> tuple[Tensor, ...]:
         rotated = ops.rotate(heads[rows, :2], angles[rows].cos(), angles[rows].sin())
         added = ops.add_rms_norm(x[rows].clone(), x[rows].clone(), weight, 1e-5)
-        return ops.rms_norm(x[rows], weight, 1e-5), *added, ops.silu_and_mul(x[rows]), rotated
+        normed = [ops.rms_norm(x[rows], factor, 1e-5) for factor in (weight, weight.float())]
+        gated = ops.silu_and_mul(x[rows]), ops.gelu_tanh_and_mul(x[rows]), ops.gelu_tanh(x[rows, :width])
+        others = ops.layer_norm(x[rows], weight, weight, 1e-5), ops.soft_cap(x[rows, :width], 3.0)
+        return *normed, *added, *gated, *others, rotated
 
     whole = results(slice(None))
     for begin in (0, 1, 5):

@@ -38,6 +38,37 @@ def test_silu_and_mul_gates_the_second_half_with_the_first():
     torch.testing.assert_close(ops.silu_and_mul(x).double(), gate * gate.sigmoid() * up, atol=1e-6, rtol=1e-6)
 
 
+def test_a_float32_weight_multiplies_before_the_only_rounding():
+    x, weight = normal(3, 64, dtype=torch.bfloat16), normal(64)
+    wide = x.double()
+    exact = wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    found = ops.rms_norm(x, weight, 1e-5)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), exact, rtol=0.51 * torch.finfo(torch.bfloat16).eps, atol=1e-6)
+
+
+def test_gelu_tanh_is_its_formula_and_gates():
+    x = normal(4, 10)
+    wide = x.double()
+    expected = wide / 2 * (1 + ((2 / torch.pi) ** 0.5 * (wide + 0.044715 * wide**3)).tanh())
+    torch.testing.assert_close(ops.gelu_tanh(x).double(), expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(ops.gelu_tanh_and_mul(x).double(), expected[:, :5] * wide[:, 5:], atol=1e-6, rtol=1e-6)
+
+
+def test_layer_norm_subtracts_the_mean_and_divides_by_the_deviation():
+    x, weight, bias = normal(3, 6) + 2, normal(6), normal(6) - 1
+    wide = x.double() - x.double().mean(-1, keepdim=True)
+    expected = wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-3).sqrt() * weight.double() + bias.double()
+    torch.testing.assert_close(ops.layer_norm(x, weight, bias, 1e-3).double(), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_soft_cap_bounds_and_keeps_small_values():
+    x = torch.tensor([[1e-3, -40.0, 1e4]])
+    found = ops.soft_cap(x, 30.0)
+    torch.testing.assert_close(found.double(), 30 * (x.double() / 30).tanh(), atol=2e-6, rtol=1e-6)
+    assert found[0, 2] == 30.0 and x[0, 2] == 1e4
+
+
 def test_rotate_turns_each_pair_by_its_angle():
     x, angles = normal(3, 2, 8), normal(3, 1, 4)
     cos, sin = torch.cat((angles, angles), -1).cos(), torch.cat((-angles, angles), -1).sin()

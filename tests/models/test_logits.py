@@ -6,44 +6,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from framework_loaders.safetensors import SafetensorsLoader
 from framework_models.llama import Llama
 from framework_models.qwen3 import Qwen3
 
-SIZES = {
-    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 10, "max_position_embeddings": 64, "initializer_range": 0.25,
-    "rms_norm_eps": 1e-5,
-}  # fmt: skip
+from .comparing import IDS, SIZES, TOLERANCE, ours, saved
+
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-IDS = torch.tensor([3, 17, 95, 0, 41, 41, 8, 60, 22, 5, 77, 31, 90, 2, 13, 64, 50, 7])
-# float32 against float32 with another order of sums; logits reach about 20.
-TOLERANCE = 1e-4
-
-
-def saved(tmp_path, config, model_class):
-    torch.manual_seed(5)
-    model = model_class(config).eval()
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            if name.endswith("bias") or "norm" in name:
-                value.add_(torch.randn_like(value) * 0.2)
-    model.save_pretrained(tmp_path)
-    with torch.no_grad():
-        return model(IDS[None]).logits[0]
-
-
-def ours(build_model, folder, target, **edits):
-    loader = SafetensorsLoader({})
-    checkpoint = loader.checkpoint(folder)
-    source = loader.open(checkpoint, dtype=torch.float32, device=torch.device("cpu"), seed=0)
-    built = build_model(target, {**checkpoint.config, **edits}, source)
-    assert source.unused() == []
-    source.close()
-    return built
-
-
 LLAMA_CASES = {
     "plain": {},
     "tied": {"tie_word_embeddings": True},
@@ -146,24 +115,3 @@ def test_layers_are_declared_in_order_with_their_sizes(tmp_path, build_model):
         (1, "full", 4, 2, 10),
     ]
     assert layers[0].scale == pytest.approx(10**-0.5)
-
-
-def test_bfloat16_logits_stay_near_float32(tmp_path, build_model):
-    expected = saved(tmp_path, LlamaConfig(**SIZES), LlamaForCausalLM)
-    loader = SafetensorsLoader({})
-    checkpoint = loader.checkpoint(tmp_path)
-    source = loader.open(checkpoint, dtype=torch.bfloat16, device=torch.device("cpu"), seed=0)
-    ctx_model = build_model(Llama, checkpoint.config, source, dtype=torch.bfloat16)
-    ctx_model.plans[:] = [_InBfloat16(plan) for plan in ctx_model.plans]
-    found = ctx_model.logits(IDS)
-    assert found.dtype == torch.bfloat16
-    # 8 bits of mantissa through two layers: a few per cent of the largest logit
-    assert (found.float() - expected).abs().max() < 0.06 * expected.abs().max()
-
-
-class _InBfloat16:
-    def __init__(self, plan):
-        self.plan = plan
-
-    def forward(self, layer, q, k, v):
-        return self.plan.forward(layer, q, k, v).to(q.dtype)

@@ -6,7 +6,10 @@ import torch
 from framework.errors import CheckpointError
 from framework_loaders.dummy import DummySource
 from framework_models.llama import Llama
+from framework_models.mistral import Mistral
+from framework_models.qwen2 import Qwen2
 from framework_models.qwen3 import Qwen3
+from framework_models.smollm3 import SmolLM3
 
 CONFIG = {
     "vocab_size": 32,
@@ -48,11 +51,37 @@ def test_llama_refuses_what_it_would_otherwise_ignore(edits, message, build_mode
         build_model(Llama, {**CONFIG, **edits}, weights())
 
 
-def test_qwen3_refuses_a_window_in_use_and_takes_one_that_is_off(build_model):
+def test_a_window_that_is_off_is_none_and_one_that_is_named_without_being_there_is_refused(build_model):
     config = {**CONFIG, "sliding_window": 4096, "use_sliding_window": False}
-    assert build_model(Qwen3, config, weights()).model.vocab_size == 32
-    with pytest.raises(CheckpointError, match="use_sliding_window=True is not built yet"):
-        build_model(Qwen3, {**config, "use_sliding_window": True}, weights())
+    assert build_model(Qwen3, config, weights()).ctx.layers[0].window is None
+    with pytest.raises(CheckpointError, match="layer_types has sliding_attention, but no sliding_window is on"):
+        build_model(Qwen3, {**config, "layer_types": ["sliding_attention"]}, weights())
+
+
+@pytest.mark.parametrize(
+    ("target", "edits", "message"),
+    [
+        (Qwen2, {"attention_bias": True}, "attention_bias=true is unknown to this family"),
+        (Qwen2, {"mlp_bias": True}, "mlp_bias=true is unknown to this family"),
+        (Qwen2, {"no_rope_layers": [1]}, r"no_rope_layers=\[1\] is not built yet"),
+        (Qwen2, {"use_sliding_window": "no"}, "use_sliding_window must be true or false, got 'no'"),
+        (Qwen2, {"use_sliding_window": True, "sliding_window": 0}, "sliding_window must be a whole number of at least"),
+        (
+            Qwen2,
+            {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": -1},
+            "max_window_layers must be a whole number of at least 0, got -1",
+        ),
+        (Qwen3, {"layer_types": ["full_attention"] * 2}, "layer_types has 2 words for num_hidden_layers=1"),
+        (Qwen3, {"layer_types": ["chunked_attention"]}, "layer_types chunked_attention are not built yet"),
+        (Qwen3, {"layer_types": 3}, "layer_types must be a list of words, got 3"),
+        (Mistral, {"sliding_window": 4, "layer_types": ["full_attention"]}, "layer_types full_attention are not built"),
+        (Mistral, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0 is not built yet"),
+        (SmolLM3, {"no_rope_layers": []}, r"no_rope_layers must hold a 0 or a 1 for each layer, got \[\]"),
+    ],
+)
+def test_families_refuse_what_they_do_not_have(target, edits, message, build_model):
+    with pytest.raises(CheckpointError, match=message):
+        build_model(target, {**CONFIG, **edits}, weights())
 
 
 def test_keys_without_effect_on_the_output_are_accepted(build_model):

@@ -7,6 +7,7 @@ a row has the same bits in any batch: one class serves with and without batch in
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn import functional
 
 from framework_backends.triton import activations, norms
 from framework_backends.triton.launches import launches_dependent, pays
@@ -28,6 +29,20 @@ class CudaLayerOps:
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         return activations.silu_and_mul(gate_up, dependent=pays(self._dependent, len(gate_up)))
+
+    def gelu_tanh_and_mul(self, gate_up: Tensor) -> Tensor:
+        return activations.gelu_tanh_and_mul(gate_up, dependent=pays(self._dependent, len(gate_up)))
+
+    def gelu_tanh(self, x: Tensor) -> Tensor:
+        return functional.gelu(x, approximate="tanh")
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        """torch's kernel takes a row a block, so that its bits follow from the width alone as well."""
+        return functional.layer_norm(x, weight.shape, weight, bias, eps)
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """In the memory of x."""
+        return activations.soft_cap(x, cap, dependent=pays(self._dependent, len(x)))
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return activations.rotate(x, cos, sin, dependent=pays(self._dependent, len(x)))

@@ -1,24 +1,28 @@
-"""The config.json of a dense decoder, read and checked once: the numbers a model is assembled from.
+"""The config.json of a decoder, read and checked once: the numbers a model is assembled from.
 
-A key that changes the output and is not built yet is refused by name; missing sizes are refused too. No tensor is
-touched here. Used by the model families of this package.
+A family states which keys it reads itself and what it takes for those that are missing; a key beyond them that changes
+the output is refused by name. No tensor is touched here. Used by the model families of this package.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from framework.errors import CheckpointError
-from framework.layers.rope import RopeConfig, read_rope
+from framework.layers.rope import DEFAULT_THETA, RopeConfig, read_rope
 
-# key -> values that leave the output as it is; any other value asks for something that is not built.
+# key -> values that leave the output as it is; any other value asks for something that the family does not have.
 _INERT: Mapping[str, Collection[Any]] = {
     "quantization_config": (None,),
+    "sliding_window": (None,),
     "use_sliding_window": (None, False),
+    "sliding_window_pattern": (None,),
+    "attention_chunk_size": (None,),
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
+    "query_pre_attn_scalar": (None,),
     "logit_scale": (None, 1, 1.0),
     "logits_scaling": (None, 1, 1.0),
     "embedding_multiplier": (None, 1, 1.0),
@@ -26,20 +30,58 @@ _INERT: Mapping[str, Collection[Any]] = {
     "attention_multiplier": (None,),
     "clip_qkv": (None,),
     "no_rope_layers": (None, []),
+    "partial_rotary_factor": (None, 1, 1.0),
+    "rope_interleave": (None, False),
+    "rope_interleaved": (None, False),
+    "rope_local_base_freq": (None,),
     "use_qk_norm": (None, False),
+    "qk_layernorm": (None, False),
+    "use_parallel_residual": (None, False),
     "num_local_experts": (None, 0, 1),
     "num_experts": (None, 0),
+    "n_routed_experts": (None, 0),
+    "kv_lora_rank": (None,),
     "is_causal": (None, True),
     "use_bidirectional_attention": (None, False),
-    "attention_chunk_size": (None,),
     "num_nextn_predict_layers": (None, 0),
+    "text_config": (None,),
 }
-_ACTIVATIONS = ("silu", "swish")
+_SILU = ("silu", "swish")
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+Slides = Callable[[Mapping[str, Any], int], bool]
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the config.json of a family may say, and what it means where it says nothing.
+
+    knows         keys that change the output and that the family reads: those of `_INERT`, and `layer_types`,
+                  `attention_bias` and `mlp_bias`
+    head_dim      None: hidden_size / num_attention_heads
+    tied          `tie_word_embeddings`
+    qkv_bias      of a family whose config has no key for it
+    slides        (config, layer) -> whether a layer has the window, where `layer_types` does not say. For a family that
+                  knows `sliding_window`
+    activation    key of the feed-forward block's activation, and the names of the one it has
+    """
+
+    knows: Collection[str] = ("attention_bias",)
+    head_dim: int | None = None
+    eps: float = 1e-6
+    tied: bool = False
+    theta: float = DEFAULT_THETA
+    qkv_bias: bool = False
+    slides: Slides = lambda config, layer: True
+    activation: tuple[str, Collection[str]] = ("hidden_act", _SILU)
 
 
 @dataclass(frozen=True)
 class DenseConfig:
-    """Sizes and switches of a Llama-like decoder."""
+    """Sizes and switches of a decoder.
+
+    windows  of each layer: readable positions, None for all
+    """
 
     vocab_size: int
     hidden_size: int
@@ -50,67 +92,113 @@ class DenseConfig:
     head_dim: int
     rms_norm_eps: float
     tied: bool
-    attention_bias: bool
+    qkv_bias: bool
+    out_bias: bool
     mlp_bias: bool
     rope: RopeConfig
+    windows: tuple[int | None, ...]
 
 
-def read_dense(
-    config: Mapping[str, Any], *, head_dim: int | None = None, mlp_bias: bool = False, window_key: bool = False
-) -> DenseConfig:
-    """DenseConfig of a config.json. Raises CheckpointError naming the key, its value and what is served.
-
-    head_dim    the family's value when config.json has none; None = hidden_size / num_attention_heads
-    mlp_bias    whether the family knows `mlp_bias`; one that does not has none
-    window_key  whether the family's config always carries `sliding_window`, switched by `use_sliding_window`
-    """
-    _refuse_what_is_not_built(config, window_key)
-    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
-    kv_heads = _size(config, "num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise CheckpointError(
-            f"config.json: num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}. Correct it."
-        )
-    head_dim = _size(config, "head_dim", head_dim or hidden // heads)
-    if head_dim % 2:
-        raise CheckpointError(f"head_dim={head_dim} is odd; rotary embedding turns pairs. Correct config.json.")
+def read_dense(config: Mapping[str, Any], family: Family, *, rope: RopeConfig | None = None) -> DenseConfig:
+    """DenseConfig of a config.json; rope: what the family has read by itself. Raises CheckpointError naming the key,
+    its value and what is served."""
+    refuse_unknown(config, family)
+    hidden, heads = read_size(config, "hidden_size"), read_size(config, "num_attention_heads")
+    num_layers = read_size(config, "num_hidden_layers")
+    has_bias = "attention_bias" in family.knows and read_switch(config, "attention_bias")
     return DenseConfig(
-        vocab_size=_size(config, "vocab_size"),
+        vocab_size=read_size(config, "vocab_size"),
         hidden_size=hidden,
-        intermediate_size=_size(config, "intermediate_size"),
-        num_layers=_size(config, "num_hidden_layers"),
+        intermediate_size=read_size(config, "intermediate_size"),
+        num_layers=num_layers,
         num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        rms_norm_eps=_epsilon(config, "rms_norm_eps", 1e-6),
-        tied=_switch(config, "tie_word_embeddings"),
-        attention_bias=_switch(config, "attention_bias"),
-        mlp_bias=mlp_bias and _switch(config, "mlp_bias"),
-        rope=read_rope(config),
+        num_kv_heads=_kv_heads(config, heads),
+        head_dim=_head_dim(config, family.head_dim or hidden // heads),
+        rms_norm_eps=read_epsilon(config, "rms_norm_eps", family.eps),
+        tied=read_switch(config, "tie_word_embeddings", family.tied),
+        qkv_bias=family.qkv_bias or has_bias,
+        out_bias=has_bias,
+        mlp_bias="mlp_bias" in family.knows and read_switch(config, "mlp_bias"),
+        rope=rope or read_rope(config, theta=family.theta, is_partial="partial_rotary_factor" in family.knows),
+        windows=read_windows(config, family, num_layers),
     )
 
 
-def _refuse_what_is_not_built(config: Mapping[str, Any], window_key: bool) -> None:
-    for key, inert in _INERT.items():
-        if config.get(key) not in inert:
-            raise CheckpointError(f"config.json: {key}={config[key]!r} is not built yet. Use a checkpoint without it.")
-    if not window_key and config.get("sliding_window") is not None:
-        window = config["sliding_window"]
-        raise CheckpointError(f"config.json: sliding_window={window} is not built yet. Use a checkpoint without it.")
-    layer_types = config.get("layer_types") or []
-    if not isinstance(layer_types, list):
-        raise CheckpointError(f"config.json: layer_types must be a list of words, got {layer_types!r}.")
-    if others := sorted({str(word) for word in layer_types} - {"full_attention"}):
-        raise CheckpointError(f"config.json: layer_types {', '.join(others)} are not built yet, full_attention is.")
-    activation = config.get("hidden_act", "silu")
-    if activation not in _ACTIVATIONS:
+# ------------------------------------------------------------------------------------------------------------- windows
+
+
+def read_windows(config: Mapping[str, Any], family: Family, num_layers: int) -> tuple[int | None, ...]:
+    """The window of each layer, None for all positions."""
+    window = _window(config, family)
+    slides = [window is not None and family.slides(config, layer) for layer in range(num_layers)]
+    words = config.get("layer_types")
+    if words is not None:
+        _check_layer_types(words, num_layers, slides, "layer_types" in family.knows)
+        slides = [word == "sliding_attention" for word in words] or slides
+    if any(slides) and window is None:
+        raise CheckpointError("config.json: layer_types has sliding_attention, but no sliding_window is on. Add it.")
+    return tuple(window if has_window else None for has_window in slides)
+
+
+def _window(config: Mapping[str, Any], family: Family) -> int | None:
+    """The window in use."""
+    is_off = "use_sliding_window" in family.knows and not read_switch(config, "use_sliding_window")
+    if "sliding_window" not in family.knows or is_off or config.get("sliding_window") is None:
+        return None
+    return read_size(config, "sliding_window")
+
+
+def _check_layer_types(words: Any, num_layers: int, slides: list[bool], is_known: bool) -> None:
+    if not isinstance(words, list):
+        raise CheckpointError(f"config.json: layer_types must be a list of words, got {words!r}.")
+    served = _LAYER_TYPES if is_known else sorted({_LAYER_TYPES[does] for does in slides})
+    if others := sorted({str(word) for word in words} - set(served)):
         raise CheckpointError(
-            f"config.json: hidden_act={activation!r} is not served. Served: {', '.join(_ACTIVATIONS)}. "
+            f"config.json: layer_types {', '.join(others)} are not built yet, {' and '.join(served)} is. "
+            "Use a checkpoint without it."
+        )
+    if words and len(words) != num_layers:
+        raise CheckpointError(f"config.json: layer_types has {len(words)} words for num_hidden_layers={num_layers}.")
+
+
+# ---------------------------------------------------------------------------------------------------- single keys
+
+
+def refuse_unknown(config: Mapping[str, Any], family: Family) -> None:
+    """Raises CheckpointError for a key that changes the output and that the family does not know."""
+    for key, inert in _INERT.items():
+        if key not in family.knows and config.get(key) not in inert:
+            raise CheckpointError(f"config.json: {key}={config[key]!r} is not built yet. Use a checkpoint without it.")
+    for key in ("attention_bias", "mlp_bias"):
+        if key not in family.knows and read_switch(config, key):
+            raise CheckpointError(f"config.json: {key}=true is unknown to this family. Use a checkpoint without it.")
+    key, served = family.activation
+    activation = config.get(key) or next(iter(served))
+    if activation not in served:
+        raise CheckpointError(
+            f"config.json: {key}={activation!r} is not served. Served: {', '.join(served)}. "
             "Use a checkpoint of one of these."
         )
 
 
-def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
+    kv_heads = read_size(config, "num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise CheckpointError(
+            f"config.json: num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}. Correct it."
+        )
+    return kv_heads
+
+
+def _head_dim(config: Mapping[str, Any], default: int) -> int:
+    head_dim = read_size(config, "head_dim", default)
+    if head_dim % 2:
+        raise CheckpointError(f"head_dim={head_dim} is odd; rotary embedding turns pairs. Correct config.json.")
+    return head_dim
+
+
+def read_size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """A whole number of at least 1. Raises CheckpointError for another value, or for none without a default."""
     value = config.get(key)
     value = default if value is None else value
     if value is None:
@@ -120,7 +208,17 @@ def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> in
     return value
 
 
-def _epsilon(config: Mapping[str, Any], key: str, default: float) -> float:
+def read_count(config: Mapping[str, Any], key: str, default: int) -> int:
+    """A whole number of at least 0. Raises CheckpointError for another value."""
+    value = config.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise CheckpointError(f"config.json: {key} must be a whole number of at least 0, got {value!r}.")
+    return value
+
+
+def read_epsilon(config: Mapping[str, Any], key: str, default: float) -> float:
+    """A number in [0, 1). Raises CheckpointError for another value."""
     value = config.get(key, default)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (is_number and 0 <= value < 1):  # NaN is inside of nothing
@@ -128,8 +226,9 @@ def _epsilon(config: Mapping[str, Any], key: str, default: float) -> float:
     return float(value)
 
 
-def _switch(config: Mapping[str, Any], key: str) -> bool:
+def read_switch(config: Mapping[str, Any], key: str, default: bool = False) -> bool:
+    """True or false. Raises CheckpointError for another value."""
     value = config.get(key)
     if value not in (None, True, False):
         raise CheckpointError(f"config.json: {key} must be true or false, got {value!r}.")
-    return bool(value)
+    return default if value is None else bool(value)

@@ -12,54 +12,67 @@ from torch import Tensor
 
 from framework.interfaces import ForwardContext, ModelContext, ModelOutput
 from framework.layers.attention import Attention
-from framework.layers.decoder import DecoderLayer, DecoderStack
+from framework.layers.decoder import AttentionBlock, DecoderLayer, DecoderStack, FeedForward
 from framework.layers.embedding import Embedding, LMHead
 from framework.layers.mlp import GatedMLP
 from framework.layers.norm import RMSNorm
 from framework.layers.rope import Rotary
-from framework_models.dense import DenseConfig, read_dense
+from framework_models.dense import DenseConfig, Family, read_dense
 
 
 class Llama:
-    """LlamaForCausalLM. A family that differs by its config or its head norms is a subclass."""
+    """LlamaForCausalLM. A family that differs in its config, or in one of the parts below, is a subclass."""
 
     # Old checkpoints carry their frequencies, which are computed here.
     ignored_weights: ClassVar[tuple[str, ...]] = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
-    has_head_norms: ClassVar[bool] = False
+    family: ClassVar[Family] = Family(knows=("attention_bias", "mlp_bias"))
 
     def __init__(self, config: Mapping[str, Any], ctx: ModelContext) -> None:
         dense = self.read_config(config)
         self.vocab_size = dense.vocab_size
         self.embed_tokens = Embedding(ctx, "model.embed_tokens", dense.vocab_size, dense.hidden_size)
         rotary = Rotary(ctx, dense.rope, dense.head_dim)
-        layers = [self._layer(ctx, dense, f"model.layers.{i}", rotary) for i in range(dense.num_layers)]
+        layers = [self.layer(ctx, dense, i, rotary) for i in range(dense.num_layers)]
         self.stack = DecoderStack(layers, RMSNorm(ctx, "model.norm", dense.hidden_size, dense.rms_norm_eps))
         self.lm_head = LMHead(ctx, "lm_head", self.embed_tokens, tied=dense.tied)
 
-    @staticmethod
-    def read_config(config: Mapping[str, Any]) -> DenseConfig:
+    @classmethod
+    def read_config(cls, config: Mapping[str, Any]) -> DenseConfig:
         """Sizes and switches. Raises CheckpointError for a key that changes the output and is not built."""
-        return read_dense(config, mlp_bias=True)
+        return read_dense(config, cls.family)
 
-    def _layer(self, ctx: ModelContext, dense: DenseConfig, prefix: str, rotary: Rotary) -> DecoderLayer:
-        eps, hidden = dense.rms_norm_eps, dense.hidden_size
-        attention = Attention(
+    def layer(self, ctx: ModelContext, dense: DenseConfig, index: int, rotary: Rotary | None) -> DecoderLayer:
+        """Layer `index` of the stack."""
+        prefix, size, eps = f"model.layers.{index}", dense.hidden_size, dense.rms_norm_eps
+        return DecoderLayer(
+            RMSNorm(ctx, f"{prefix}.input_layernorm", size, eps),
+            self.attention(ctx, dense, index, rotary),
+            RMSNorm(ctx, f"{prefix}.post_attention_layernorm", size, eps),
+            self.feed_forward(ctx, dense, index),
+        )
+
+    def attention(
+        self, ctx: ModelContext, dense: DenseConfig, index: int, rotary: Rotary | None, **others: Any
+    ) -> AttentionBlock:
+        """Its attention; others: what a family asks of `Attention` beside the sizes."""
+        return Attention(
             ctx,
-            f"{prefix}.self_attn",
-            hidden_size=hidden,
+            f"model.layers.{index}.self_attn",
+            hidden_size=dense.hidden_size,
             num_heads=dense.num_heads,
             num_kv_heads=dense.num_kv_heads,
             head_dim=dense.head_dim,
             rotary=rotary,
-            bias=dense.attention_bias,
-            qk_norm_eps=eps if self.has_head_norms else None,
+            bias=dense.qkv_bias,
+            out_bias=dense.out_bias,
+            window=dense.windows[index],
+            **others,
         )
-        return DecoderLayer(
-            RMSNorm(ctx, f"{prefix}.input_layernorm", hidden, eps),
-            attention,
-            RMSNorm(ctx, f"{prefix}.post_attention_layernorm", hidden, eps),
-            GatedMLP(ctx, f"{prefix}.mlp", hidden, dense.intermediate_size, bias=dense.mlp_bias),
-        )
+
+    def feed_forward(self, ctx: ModelContext, dense: DenseConfig, index: int) -> FeedForward:
+        """Its feed-forward block."""
+        prefix = f"model.layers.{index}.mlp"
+        return GatedMLP(ctx, prefix, dense.hidden_size, dense.intermediate_size, bias=dense.mlp_bias)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """[T] -> [T, hidden_size]."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from framework_models.dense import DenseConfig, read_dense
+from framework.interfaces import ModelContext
+from framework.layers.decoder import AttentionBlock
+from framework.layers.rope import Rotary
+from framework_models.dense import DenseConfig, Family
 from framework_models.llama import Llama
+from framework_models.qwen2 import WINDOW_KEYS, slides_behind
 
 
 class Qwen3(Llama):
-    """Qwen3ForCausalLM."""
+    """Qwen3ForCausalLM. head_dim is 128 when config.json has none, and the feed-forward block has no bias."""
 
-    has_head_norms: ClassVar[bool] = True
+    family: ClassVar[Family] = Family(knows=("attention_bias", *WINDOW_KEYS), head_dim=128, slides=slides_behind)
 
-    @staticmethod
-    def read_config(config: Mapping[str, Any]) -> DenseConfig:
-        """As Llama's; head_dim is 128 when config.json has none, and the feed-forward block has no bias."""
-        return read_dense(config, head_dim=128, window_key=True)
+    def attention(
+        self, ctx: ModelContext, dense: DenseConfig, index: int, rotary: Rotary | None, **others: Any
+    ) -> AttentionBlock:
+        """Llama's, with norms of heads."""
+        return super().attention(ctx, dense, index, rotary, qk_norm_eps=dense.rms_norm_eps, **others)

@@ -29,6 +29,17 @@ def test_rms_norm_equals_the_reference_and_keeps_its_input(device, dtype):
         assert torch.equal(whole, before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)  # the interpreter cuts bfloat16 off
+def test_a_float32_weight_multiplies_before_the_only_rounding(device, dtype):
+    x, weight = normal((3, 96), dtype, device) * 30, normal((96,), torch.float32, device, seed=1)
+    wide = x.double()
+    exact = wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    found = norms.rms_norm(x, weight, 1e-5)
+    assert found.dtype == dtype
+    # half a unit in the last place of the result, and what float32 adds
+    torch.testing.assert_close(found.double(), exact, rtol=0.51 * torch.finfo(dtype).eps + 1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_add_rms_norm_equals_the_reference(device, dtype, in_place):

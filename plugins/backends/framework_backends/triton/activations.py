@@ -1,7 +1,7 @@
-"""The gate of a feed-forward block and the rotation of heads, one launch each.
+"""The gate of a feed-forward block, the rotation of heads and the cap of logits, one launch each.
 
-The references are `silu_and_mul` and `rotate` of `framework.layers.ops`. Every value is computed by itself, so that
-rows do not depend on one another. Called by `cuda_layer_ops` and `cuda_linear`.
+The references are `silu_and_mul`, `gelu_tanh_and_mul`, `rotate` and `soft_cap` of `framework.layers.ops`. Every value
+is computed by itself, so that rows do not depend on one another. Called by `cuda_layer_ops` and `cuda_linear`.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -26,8 +26,23 @@ def silu(x):
 
 
 @triton.jit
-def gate_kernel(gate_up, stride, out, size, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
-    """Grid (T, blocks of BLOCK values): out [T, size] = silu(gate_up[:, :size]) * gate_up[:, size:]."""
+def tanh(x):
+    """float32, within 2e-7: 1 - 2 / (1 + exp(2 x)), without overflow."""
+    below = tl.exp(-2.0 * tl.abs(x))
+    size = (1.0 - below) / (1.0 + below)
+    return tl.where(x < 0, -size, size)
+
+
+@triton.jit
+def gelu_tanh(x):
+    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), float32; (1 + tanh(y)) / 2 is 1 / (1 + exp(-2 y))."""
+    y = 0.7978845608028654 * x * (1.0 + 0.044715 * x * x)
+    return x / (1.0 + tl.exp(-2.0 * y))
+
+
+@triton.jit
+def gate_kernel(gate_up, stride, out, size, GELU: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    """Grid (T, blocks of BLOCK values): out [T, size] = act(gate_up[:, :size]) * gate_up[:, size:], silu or gelu."""
     let_next_begin(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -35,7 +50,8 @@ def gate_kernel(gate_up, stride, out, size, BLOCK: tl.constexpr, DEPENDENT: tl.c
     wait_for_previous(DEPENDENT)
     gate = tl.load(gate_up + row * stride + i, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * stride + size + i, mask=mask, other=0.0).to(tl.float32)
-    opened = silu(gate).to(out.dtype.element_ty).to(tl.float32)
+    opened = gelu_tanh(gate) if GELU else silu(gate)
+    opened = opened.to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * size + i, opened * up, mask=mask)
 
 
@@ -65,15 +81,37 @@ def rotate_kernel(
     tl.store(into + high, turned, mask=mask)
 
 
+@triton.jit
+def cap_kernel(x, stride, size, cap, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    """Grid (T, blocks of BLOCK values): x [T, size] becomes cap * tanh(x / cap)."""
+    let_next_begin(DEPENDENT)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < size
+    wait_for_previous(DEPENDENT)
+    at = x + tl.program_id(0).to(tl.int64) * stride + i
+    value = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(at, tanh(value / cap) * cap, mask=mask)
+
+
 def silu_and_mul(gate_up: Tensor, *, dependent: bool = False) -> Tensor:
     """As `layers.ops.silu_and_mul`, for gate_up [T, 2 I] with contiguous rows."""
+    return _gate(gate_up, is_gelu=False, dependent=dependent)
+
+
+def gelu_tanh_and_mul(gate_up: Tensor, *, dependent: bool = False) -> Tensor:
+    """As `layers.ops.gelu_tanh_and_mul`, for gate_up [T, 2 I] with contiguous rows."""
+    return _gate(gate_up, is_gelu=True, dependent=dependent)
+
+
+def _gate(gate_up: Tensor, *, is_gelu: bool, dependent: bool) -> Tensor:
     assert gate_up.stride(1) == 1, f"rows must be contiguous, strides are {gate_up.stride()}"
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     if rows:
         gate_kernel[(rows, triton.cdiv(size, GATE_BLOCK))](
-            gate_up, gate_up.stride(0), out, size, BLOCK=GATE_BLOCK, num_warps=4, **launch_words(dependent)
-        )
+            gate_up, gate_up.stride(0), out, size, GELU=is_gelu, BLOCK=GATE_BLOCK, num_warps=4,
+            **launch_words(dependent),
+        )  # fmt: skip
     return out
 
 
@@ -88,3 +126,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, dependent: bool = False) -> T
             D=size, HALF=triton.next_power_of_2(size // 2), HEADS=HEADS, num_warps=4, **launch_words(dependent),
         )  # fmt: skip
     return out
+
+
+def soft_cap(x: Tensor, cap: float, *, dependent: bool = False) -> Tensor:
+    """As `layers.ops.soft_cap`, in the memory of x [T, V] with contiguous rows."""
+    assert x.stride(1) == 1, f"rows must be contiguous, strides are {x.stride()}"
+    rows, size = x.shape
+    if rows:
+        cap_kernel[(rows, triton.cdiv(size, GATE_BLOCK))](
+            x, x.stride(0), size, cap, BLOCK=GATE_BLOCK, num_warps=4, **launch_words(dependent)
+        )
+    return x

@@ -59,7 +59,9 @@ def norm_kernel(
         values = (values + carried.to(tl.float32)).to(dtype).to(tl.float32)
         tl.store(stream.pointer + places(stream, row)[:, None] + d[None, :], values, mask=mask)
     scale = tl.rsqrt(tl.sum(values * values, axis=1) / D + eps)
-    scaled = (values * scale[:, None]).to(dtype).to(tl.float32)
+    scaled = values * scale[:, None]
+    if weight.dtype.element_ty == dtype:  # a wider weight multiplies before the only rounding
+        scaled = scaled.to(dtype).to(tl.float32)
     at = row.to(tl.int64)[:, None] * D + d[None, :]
     tl.store(normed + at, scaled * factor[None, :], mask=mask)
 
