@@ -590,7 +590,8 @@ class Loader(Protocol):
 
 @dataclass
 class ModelContext:
-    """What a model is assembled from. `layers` collects the attention layers it declares, in order.
+    """What a model is assembled from. `layers` collects the attention layers it declares, in order, and `experts` its
+    mixtures of experts by name.
 
     Constructors of `framework.layers` take this object: it carries the device, the dtype and the backend's operations.
     """
@@ -601,6 +602,13 @@ class ModelContext:
     device: torch.device
     max_model_len: int
     layers: list[LayerSpec] = field(default_factory=list)
+    experts: dict[str, Experts] = field(default_factory=dict)
+
+    def add_experts(self, name: str, weights: ExpertWeights, routing: Routing) -> Experts:
+        """Packs a mixture of experts, and makes its counts known under `name`, which no other one has."""
+        assert name not in self.experts, name
+        packed = self.experts[name] = self.backend.pack_experts(weights, routing)
+        return packed
 
     def add_layer(
         self,
@@ -657,10 +665,13 @@ class Model(Protocol):
     """A decoder assembled from `framework.layers`. Exportable: no .item(), no branch on tensor values.
 
     Built as Model(config: Mapping, ctx: ModelContext), where config is `Checkpoint.config`.
+
+    caps   optional, of the class: what it keeps of `graph_safe` and `batch_invariant`; all of it without
+    label  optional, of the class: what a user should know of it, told when the engine is ready and by `run=explain`
     """
 
     vocab_size: int
-    ignored_weights: ClassVar[tuple[str, ...]]  # regular expressions of tensors it leaves out on purpose
+    ignored_weights: tuple[str, ...]  # regular expressions of tensors it leaves out on purpose
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """[T] -> [T, H]."""

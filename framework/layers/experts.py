@@ -30,14 +30,14 @@ def route(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
     if routing.scores == "selected":
         weights = weights.softmax(-1)
     if routing.normalizes:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        weights = weights / (weights.cumsum(-1)[:, -1:] + 1e-20)  # summed one behind the other, for any number of rows
     return ids, weights * routing.scale
 
 
 def _scores(logits: Tensor, routing: Routing) -> Tensor:
     if routing.scores == "selected":
         return logits
-    return logits.softmax(-1) if routing.scores == "softmax" else logits.sigmoid()
+    return logits.softmax(-1) if routing.scores == "softmax" else sigmoid(logits)
 
 
 def _within_groups(scores: Tensor, routing: Routing) -> Tensor:
@@ -55,13 +55,18 @@ def _largest(scores: Tensor, k: int) -> Tensor:
     return scores.sort(dim=-1, descending=True, stable=True).indices[:, :k]
 
 
-def activate(gate_up: Tensor, weights: ExpertWeights) -> Tensor:
-    """[..., 2 I] -> [..., I] by `weights.activation`, counted in float32 and rounded to gate_up's dtype."""
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x)): torch's own counts the last few elements of a thread's share otherwise than the rest."""
+    return 1 / (torch.exp(-x) + 1)
+
+
+def activate(gate_up: Tensor, activation: str, limit: float) -> Tensor:
+    """[..., 2 I] -> [..., I] as `interfaces.ExpertWeights` says, counted in float32 and rounded to gate_up's dtype."""
     gate, up = gate_up.float().chunk(2, dim=-1)
-    if weights.activation == "silu":
-        return (functional.silu(gate) * up).to(gate_up.dtype)
-    gate, up = gate.clamp(max=weights.limit), up.clamp(-weights.limit, weights.limit)
-    return ((up + 1) * gate * torch.sigmoid(_SIGMOID_SCALE * gate)).to(gate_up.dtype)
+    if activation == "silu":
+        return (gate * sigmoid(gate) * up).to(gate_up.dtype)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return ((up + 1) * gate * sigmoid(_SIGMOID_SCALE * gate)).to(gate_up.dtype)
 
 
 def combine(outputs: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
@@ -112,5 +117,5 @@ class ReferenceExperts:
         w = self._weights
         up_bias = None if w.gate_up_bias is None else w.gate_up_bias[expert]
         down_bias = None if w.down_bias is None else w.down_bias[expert]
-        hidden = activate(functional.linear(x, w.gate_up[expert], up_bias), w)
+        hidden = activate(functional.linear(x, w.gate_up[expert], up_bias), w.activation, w.limit)
         return functional.linear(hidden, w.down[expert], down_bias)

@@ -18,13 +18,17 @@ from framework.interfaces import (
     BackendContext,
     Bucket,
     Capabilities,
+    Experts,
+    ExpertWeights,
     KVSpec,
     LayerOps,
     Linear,
+    Routing,
     SamplerOps,
     StepFuture,
     StepOps,
 )
+from framework_backends.cpu_experts import CpuExperts
 from framework_backends.cpu_layer_ops import CpuLayerOps, InvariantLayerOps
 from framework_backends.cpu_linear import LinearPacker
 from framework_backends.cpu_memory import free_bytes, keep_freed_memory, kv_bytes, lazy_zeros, prefer_huge_pages
@@ -71,6 +75,9 @@ class CpuBackend(MovesBlocks):
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return self._packer.pack(weight, bias)
+
+    def pack_experts(self, weights: ExpertWeights, routing: Routing) -> Experts:
+        return CpuExperts(weights, routing, self._packer.pack, self.layer_ops.silu_and_mul)
 
     def allocate_kv(self, specs: Sequence[KVSpec], num_blocks: int) -> list[Tensor]:
         """Zeroed tensors; a block that was never written costs no resident memory."""
