@@ -352,7 +352,8 @@ class Backend(Protocol):
         """Packs a mixture of experts for this device; the argument may be dropped by the caller afterwards."""
 
     def allocate_kv(self, specs: Sequence[KVSpec], num_blocks: int) -> list[Tensor]:
-        """One zeroed tensor a layer, for `num_blocks` blocks (null block included)."""
+        """One zeroed tensor a spec, for `num_blocks` blocks (null block included). Each holds a layer of every KV
+        group: a block belongs to one group."""
 
     def profile(self, forward: Callable[[], Any]) -> None:
         """Asked once weights are loaded: may run `forward`, the largest step without its attention, so as to know what
@@ -950,7 +951,7 @@ class ConnectorContext:
 
     identity     digest of all that changes KV beside tokens, adapter, salt and images: weights, backend, dtype, layout
     block_size   tokens of a block, in every KV group; num_groups: KV groups of a request's block lists
-    block_bytes  of one block in all layers
+    block_bytes  of one block in all layers of its group
     """
 
     identity: bytes
@@ -1000,7 +1001,8 @@ class KVConnector(Protocol):
     # Worker side.
 
     def bind(self, backend: Backend, kv: Sequence[Tensor], specs: Sequence[KVSpec]) -> None:
-        """Called once, before the first step: kv[i] is the memory of layer i, laid out as specs[i]."""
+        """Called once, before the first step: kv[i] is the memory of the i-th layer of each KV group, laid out as
+        specs[i]. With one group that is layer i, and only then may a connector be layerwise."""
 
     def start_load(self, meta: Any) -> None:
         """Before the forward pass, after the step's block operations. A load within the step is done, or waited for in

@@ -362,14 +362,19 @@ class Registry:
             return None
         return f"it computes on {' and '.join(provided)}, and the backend on {device}"
 
-    def auto(self, kind: str, device: str | None = None) -> ComponentSpec:
+    def auto(
+        self, kind: str, device: str | None = None, unfit: Callable[[ComponentSpec], str | None] = lambda spec: None
+    ) -> ComponentSpec:
         """The usable component of the highest priority, ours before others on a tie; a plugin may pick the backend.
 
         device  type of the backend's, for components that say which they serve
+        unfit   asked of usable ones, the best first: why one cannot be taken nevertheless, None for the one to take
         """
         ranked = sorted(self.specs(kind), key=lambda spec: (-spec.priority, spec.dist != OURS, spec.name))
         reasons = {s.name: self.misfit(kind, s.name, device) or self.usable(kind, s.name) for s in ranked}
         candidates = [name for name, reason in reasons.items() if reason is None]
+        while candidates and (reason := unfit(self.spec(kind, candidates[0]))) is not None:
+            reasons[candidates.pop(0)] = reason
         if not candidates:
             refused = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "none is installed"
             raise PluginError(f"{kind}=auto: no {kind} can be used here ({refused}). {self._failed()}".rstrip())

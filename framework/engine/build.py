@@ -13,21 +13,31 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from framework.engine.choice import Choice, async_scheduling, check_attention, check_memory, choose
+from framework.engine.choice import Choice, async_scheduling, check_memory, choose
 from framework.engine.connecting import connector_of
 from framework.engine.core import EngineCore
 from framework.engine.engine import Engine
+from framework.engine.kv_groups import check_equal, kv_groups
 from framework.engine.loaded import Loaded
 from framework.engine.trace import Trace
 from framework.engine.warming import profile, warm_up
-from framework.errors import CheckpointError, ConfigError, NotBuiltError, first_line
-from framework.interfaces import AttentionContext, KVGroup, ModelContext, SchedulerContext
+from framework.errors import CheckpointError, ConfigError, first_line
+from framework.interfaces import AttentionContext, ModelContext, SchedulerContext
 from framework.plugins import registry
 from framework.worker.step_thread import StepThread
 
 if TYPE_CHECKING:
     from framework.config import Config
-    from framework.interfaces import AttentionBackend, Executor, KVConnector, KVSpec, LayerSpec, Model, Scheduler
+    from framework.interfaces import (
+        AttentionBackend,
+        Executor,
+        KVConnector,
+        KVGroup,
+        KVSpec,
+        LayerSpec,
+        Model,
+        Scheduler,
+    )
     from framework.plugins import EventBus, Registry
     from framework.worker.model_runner import ModelRunner
 
@@ -104,12 +114,13 @@ def _load(choice: Choice) -> Loaded:
 
 @dataclass(frozen=True)
 class _KVMemory:
-    """KV memory with the attention plugin bound to it. block_bytes counts a block of every layer.
+    """KV memory with the attention plugin bound to it, once a group.
 
+    tensors          each holds a layer of every group, laid out as specs; a block has block_bytes in all of them
     num_swap_blocks  blocks of host memory for preempted requests, 0 when preemption recomputes
     """
 
-    attention: AttentionBackend
+    attention: Mapping[str, AttentionBackend]
     groups: tuple[KVGroup, ...]
     tensors: list[Any]
     specs: list[KVSpec]
@@ -117,10 +128,32 @@ class _KVMemory:
     num_swap_blocks: int
     block_bytes: int
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that fit in the pool at least: a group with a window keeps the last ones only."""
+        return (self.num_blocks - 1) // len(self.groups) * self.groups[0].block_size
+
 
 def _allocate(choice: Choice, layers: list[LayerSpec]) -> _KVMemory:
+    assert layers == choice.layers, f"model {choice.model.name} declares other layers with its weights than without"
+    groups = kv_groups(layers, choice.block_size)
+    attention = {group.name: _attention(choice) for group in groups}
+    members = [[layers[index] for index in group.layers] for group in groups]
+    wanted = [[attention[g.name].kv_spec(layer) for layer in own] for g, own in zip(groups, members, strict=True)]
+    check_equal(groups, wanted)
+    specs = max(wanted, key=len)
+    block_bytes = sum(spec.block_bytes for spec in specs)
+    num_blocks = _num_blocks(choice, block_bytes, len(groups))
+    tensors = _kv_tensors(choice, specs, num_blocks, block_bytes)
+    for group, own in zip(groups, members, strict=True):
+        attention[group.name].bind(own, tensors[: len(own)])
+    num_swap_blocks = _num_swap_blocks(choice, num_blocks, block_bytes)
+    return _KVMemory(attention, groups, tensors, specs, num_blocks, num_swap_blocks, block_bytes)
+
+
+def _attention(choice: Choice) -> AttentionBackend:
+    """One for a KV group: a plan knows one window, and one shape of heads."""
     config, backend = choice.config, choice.backend
-    check_attention(choice.attention, config, backend, choice.block_size, layers)
     ctx = AttentionContext(
         backend=backend,
         block_size=choice.block_size,
@@ -131,13 +164,7 @@ def _allocate(choice: Choice, layers: list[LayerSpec]) -> _KVMemory:
         batch_invariant=config.engine.batch_invariant,
     )
     attention: AttentionBackend = choice.attention.target(choice.attention.options, ctx)
-    specs = [attention.kv_spec(layer) for layer in layers]
-    block_bytes = sum(spec.block_bytes for spec in specs)
-    num_blocks = _num_blocks(choice, block_bytes)
-    tensors = _kv_tensors(choice, specs, num_blocks, block_bytes)
-    attention.bind(layers, tensors)
-    groups, num_swap_blocks = _groups(layers, choice.block_size), _num_swap_blocks(choice, num_blocks, block_bytes)
-    return _KVMemory(attention, groups, tensors, specs, num_blocks, num_swap_blocks, block_bytes)
+    return attention
 
 
 def _kv_tensors(choice: Choice, specs: list[KVSpec], num_blocks: int, block_bytes: int) -> list[Any]:
@@ -151,19 +178,20 @@ def _kv_tensors(choice: Choice, specs: list[KVSpec], num_blocks: int, block_byte
         ) from error
 
 
-def _num_blocks(choice: Choice, block_bytes: int) -> int:
-    """Blocks of the pool, the null block included: as configured, else what the backend gives in memory."""
+def _num_blocks(choice: Choice, block_bytes: int, num_groups: int) -> int:
+    """Blocks of the pool, the null block included: as configured, else what the backend gives in memory. A token needs
+    a place in a block of each group."""
     kv = choice.config.kv_cache
     if kv.num_blocks is not None:
         check_memory("kv_cache.num_blocks", kv.num_blocks, block_bytes, choice.backend, choice.max_model_len)
         return kv.num_blocks
-    per_token = -(-block_bytes // choice.block_size)
+    per_token = -(-block_bytes * num_groups // choice.block_size)
     available = choice.backend.kv_bytes_available(choice.max_model_len, per_token, kv.memory_fraction)
     blocks = available // block_bytes
-    if blocks < 2:
+    if blocks < 1 + num_groups:
         raise ConfigError(
-            f"only {available} bytes are there for the KV cache and one block takes {block_bytes}; free memory, "
-            "or set kv_cache.num_blocks or kv_cache.memory_fraction"
+            f"only {available} bytes are there for the KV cache, one block takes {block_bytes} and a request "
+            f"{num_groups} at least; free memory, or set kv_cache.num_blocks or kv_cache.memory_fraction"
         )
     return int(blocks)
 
@@ -179,15 +207,6 @@ def _num_swap_blocks(choice: Choice, num_blocks: int, block_bytes: int) -> int:
     return asked
 
 
-def _groups(layers: list[LayerSpec], block_size: int) -> tuple[KVGroup, ...]:
-    """KV groups in the order in which the model's layers name them."""
-    names = list(dict.fromkeys(layer.group for layer in layers))
-    for name in names:
-        if name != "full":
-            raise NotBuiltError(f"KV group '{name}' is not built yet; only full attention is")
-    return tuple(KVGroup(n, "full", block_size, None, tuple(x.index for x in layers if x.group == n)) for n in names)
-
-
 def _assemble(choice: Choice, loaded: Loaded, kv: _KVMemory, plugins: Registry, events: EventBus) -> Engine:
     from framework.worker.model_runner import ModelRunner
 
@@ -196,7 +215,7 @@ def _assemble(choice: Choice, loaded: Loaded, kv: _KVMemory, plugins: Registry, 
     runner = ModelRunner(
         model=loaded.model,
         backend=choice.backend,
-        attention={group.name: kv.attention for group in kv.groups},
+        attention=kv.attention,
         groups=kv.groups,
         kv=kv.tensors,
         kv_specs=kv.specs,
@@ -258,6 +277,8 @@ def _facts(choice: Choice, kv: _KVMemory) -> dict[str, Any]:
         "block_size": choice.block_size,
         "num_blocks": kv.num_blocks,
         "kv_bytes": kv.num_blocks * kv.block_bytes,
+        "kv_tokens": kv.num_tokens,
+        "kv_groups": [_told(group) for group in kv.groups],
         "preemption": choice.config.scheduler.preemption,
         "num_swap_blocks": kv.num_swap_blocks,
         "kv_connector": choice.config.kv_connector.name,
@@ -267,10 +288,15 @@ def _facts(choice: Choice, kv: _KVMemory) -> dict[str, Any]:
     }
 
 
+def _told(group: KVGroup) -> dict[str, Any]:
+    return {"name": group.name, "kind": group.kind, "window": group.window, "num_layers": len(group.layers)}
+
+
 def _ready(facts: Mapping[str, Any]) -> str:
     """What was built, in one line."""
-    tokens, size = (facts["num_blocks"] - 1) * facts["block_size"], facts["kv_bytes"] / 1e6
+    size = facts["kv_bytes"] / 1e6
+    least = "at least " if any(group["window"] is not None for group in facts["kv_groups"]) else ""
     return (
         f"{facts['model']} in {facts['dtype']} on {facts['backend']}, attention {facts['attention']}; KV cache of "
-        f"{tokens} tokens ({size:.0f} MB at most); ready in {facts['seconds']['total']:.1f} s"
+        f"{least}{facts['kv_tokens']} tokens ({size:.0f} MB at most); ready in {facts['seconds']['total']:.1f} s"
     )

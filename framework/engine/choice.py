@@ -6,12 +6,15 @@ capabilities of the others. A conflict is an error that names both sides and the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from framework.engine.admission import Admission, Limits
+from framework.engine.attending import check_layers, unfit
+from framework.engine.connecting import check_connector
 from framework.engine.defaults import check_defaults, default_params, eos_token_ids
 from framework.engine.grammars import grammars_of
 from framework.errors import CheckpointError, ConfigError, PluginError
@@ -46,13 +49,19 @@ class Part:
     @classmethod
     def choose(cls, plugins: Registry, kind: str, chosen: ComponentConfig, device: str | None = None) -> Part:
         """device: type of the backend's, for components that say which they serve."""
-        name = plugins.auto(kind, device).name if chosen.name == "auto" else chosen.name
+        return cls.named(
+            plugins, kind, plugins.auto(kind, device).name if chosen.name == "auto" else chosen.name, chosen
+        )
+
+    @classmethod
+    def named(cls, plugins: Registry, kind: str, name: str, chosen: ComponentConfig) -> Part:
         return cls(name, plugins.load_target(kind, name), plugins.build_options(kind, name, chosen.options))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The parts, before any weight is read. seconds: time of each step of the build so far."""
+    """The parts, before any weight is read. layers: attention layers of the model; seconds: time of each step of the
+    build so far."""
 
     config: Config
     checkpoint: Checkpoint
@@ -63,6 +72,7 @@ class Choice:
     block_size: int
     backend: Backend
     model: Part
+    layers: Sequence[LayerSpec]
     attention: Part
     scheduler: Part
     policy: Any
@@ -89,10 +99,11 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
         checkpoint, loader = open_checkpoint(config.model, config.engine.load_format, plugins)
     else:
         checkpoint, loader = loaded.checkpoint, loaded.loader
-    model = _model(config, checkpoint, plugins)
+    model, vocab_size = _model(config, checkpoint, plugins), _vocab_size(checkpoint)
     max_model_len = _max_model_len(config, checkpoint)
     backend = _backend(config, plugins) if loaded is None else loaded.backend
-    attention = _attention(config, plugins, backend)
+    layers = _layers(model, checkpoint, backend, max_model_len) if loaded is None else loaded.layers
+    attention = _attention(config, plugins, backend, model, layers)
     block_size = _block_size(config, attention)
     check_attention(attention, config, backend, block_size)
     max_num_batched_tokens = config.scheduler.max_num_batched_tokens or backend.max_num_batched_tokens
@@ -102,11 +113,13 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
     opened = perf_counter()
     tokenizer = Tokenizer.of(checkpoint) if loaded is None else loaded.tokenizer
     seconds = {"open": opened - start, "tokenizer": perf_counter() - opened}
-    eos = eos_token_ids(checkpoint, tokenizer, _vocab_size(checkpoint))
+    eos = eos_token_ids(checkpoint, tokenizer, vocab_size)
     num_rows = config.scheduler.max_num_seqs + 1
     table = RequestTable(num_rows, max_model_len, backend.device, backend.step_ops, pools_stay=bool(buckets))
-    pipeline = _pipeline(config, plugins, backend, table, _vocab_size(checkpoint), eos, tokenizer)
-    limits = Limits(_vocab_size(checkpoint), max_model_len, frozenset(eos), policy.name, config.engine.seed)
+    pipeline = _pipeline(config, plugins, backend, table, vocab_size, eos, tokenizer)
+    limits = Limits(vocab_size, max_model_len, frozenset(eos), policy.name, config.engine.seed)
+    connector = _connector(config, plugins)
+    check_connector(connector, model.name, layers)
     s = config.scheduler
     scheduler = Part(s.name, *_scheduler(plugins, s.name, s.options))
     grammars = grammars_of(config, plugins, tokenizer, limits, scheduler)
@@ -123,10 +136,11 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
         block_size=block_size,
         backend=backend,
         model=model,
+        layers=layers,
         attention=attention,
         scheduler=scheduler,
         policy=policy.target(policy.options, None),
-        connector=_connector(config, plugins),
+        connector=connector,
         executor=Part.choose(plugins, "executor", config.executor),
         tokenizer=tokenizer,
         table=table,
@@ -201,11 +215,22 @@ def _backend(config: Config, plugins: Registry) -> Backend:
     return backend
 
 
-def _attention(config: Config, plugins: Registry, backend: Backend) -> Part:
-    part = Part.choose(plugins, "attention", config.attention, backend.device.type)
-    misfit = plugins.misfit("attention", part.name, backend.device.type)
+def _layers(model: Part, checkpoint: Checkpoint, backend: Backend, max_model_len: int) -> Sequence[LayerSpec]:
+    from framework.engine.outline import layers_of
+
+    return layers_of(model.name, model.target, checkpoint, backend.dtype, max_model_len)
+
+
+def _attention(config: Config, plugins: Registry, backend: Backend, model: Part, layers: Sequence[LayerSpec]) -> Part:
+    """The plugin that was named, or the best one that serves the model's layers."""
+    name, device = config.attention.name, backend.device.type
+    if name == "auto":
+        name = plugins.auto("attention", device, unfit(plugins, layers)).name
+    part = Part.named(plugins, "attention", name, config.attention)
+    misfit = plugins.misfit("attention", part.name, device)
     if misfit is not None:
         raise ConfigError(f"attention={part.name} with backend={backend.name}: {misfit}. Use attention=auto")
+    check_layers(part, model.name, layers, plugins, device)
     return part
 
 
@@ -242,10 +267,8 @@ def check_memory(key: str, count: int, bytes_each: int, backend: Backend, max_mo
         )
 
 
-def check_attention(
-    attention: Part, config: Config, backend: Backend, block_size: int, layers: list[LayerSpec] | None = None
-) -> None:
-    """Refuses a choice outside of the plugin's capabilities. `layers` are known once the model is there."""
+def check_attention(attention: Part, config: Config, backend: Backend, block_size: int) -> None:
+    """Refuses a configuration outside of the plugin's capabilities."""
     name, caps, dtype = attention.name, attention.target.caps, str(backend.dtype).removeprefix("torch.")
     if not caps.any_block_size and block_size not in caps.block_sizes:
         sizes = ", ".join(map(str, caps.block_sizes))
@@ -259,11 +282,6 @@ def check_attention(
         )
     if config.engine.batch_invariant and not caps.batch_invariant:
         raise ConfigError(f"engine.batch_invariant=true: attention={name} does not offer it; choose another attention")
-    for layer in layers or ():
-        if caps.head_dims and layer.head_dim not in caps.head_dims:
-            raise ConfigError(f"attention={name} does not serve head_dim {layer.head_dim}; choose another attention")
-        if layer.window is not None and not caps.window:
-            raise ConfigError(f"attention={name} does not serve sliding windows; choose another attention")
 
 
 def _pipeline(

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from framework.engine.guarded_connector import GuardedConnector
+from framework.errors import ConfigError
 from framework.interfaces import ConnectorContext
 from framework.nulls import NoConnector
 
 if TYPE_CHECKING:
-    from framework.engine.choice import Choice
-    from framework.interfaces import Checkpoint, KVConnector, KVGroup, KVSpec
+    from framework.engine.choice import Choice, Part
+    from framework.interfaces import Checkpoint, KVConnector, KVGroup, KVSpec, LayerSpec
     from framework.plugins import Registry
 
 
@@ -27,7 +28,25 @@ def connector_of(
         return NoConnector()
     ctx = ConnectorContext(kv_identity(choice, specs), choice.block_size, len(groups), block_bytes)
     label = plugins.label(plugins.spec("kv_connector", part.name))
-    return GuardedConnector(part.target(part.options, ctx), label, choice.block_size)
+    connector = part.target(part.options, ctx)
+    if connector.layerwise and len(groups) > 1:
+        raise ConfigError(
+            f"kv_connector={part.name} moves KV layer by layer, and model={choice.model.name} has {len(groups)} KV "
+            "groups, whose layers share memory: that is not built yet. Use kv_connector=none"
+        )
+    return GuardedConnector(connector, label, choice.block_size)
+
+
+def check_connector(connector: Part | None, model: str, layers: Sequence[LayerSpec]) -> None:
+    """ConfigError for a connector beside a model whose layers forget what lies behind a window: what a request still
+    needs of a prefix differs from group to group then, and a connector is asked for whole columns."""
+    windows = sorted({layer.window for layer in layers if layer.window is not None})
+    if connector is not None and windows:
+        raise ConfigError(
+            f"kv_connector={connector.name} moves blocks of every layer, and model={model} has layers of window "
+            f"{', '.join(map(str, windows))}, whose blocks are given up behind it: the two are not built to go "
+            "together yet. Use kv_connector=none"
+        )
 
 
 def kv_identity(choice: Choice, specs: Sequence[KVSpec]) -> bytes:

@@ -5,17 +5,18 @@ Decides nothing. `run=explain` prints it; what a component decides by itself it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from framework.engine.attending import unfit
 from framework.engine.choice import async_scheduling
 from framework.interfaces import Explains
 
 if TYPE_CHECKING:
     from framework.engine.choice import Choice
     from framework.engine.engine import Engine
-    from framework.plugins import Registry
+    from framework.plugins import ComponentSpec, Registry
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ def _parts(choice: Choice, plugins: Registry) -> Iterator[Reason]:
         yield Reason("backend", choice.backend.name, _among(plugins, "backend", choice.backend.name))
     if config.attention.name == "auto":
         device = choice.backend.device.type
-        yield Reason("attention", choice.attention.name, _among(plugins, "attention", choice.attention.name, device))
+        why = _among(plugins, "attention", choice.attention.name, device, unfit(plugins, choice.layers))
+        yield Reason("attention", choice.attention.name, why)
     if config.engine.load_format == "auto":
         yield Reason("engine.load_format", checkpoint.format, f"what lies at {checkpoint.location}")
     grammar = choice.admission.grammars.name
@@ -48,10 +50,19 @@ def _parts(choice: Choice, plugins: Registry) -> Iterator[Reason]:
         yield Reason("model", choice.model.name, f"serves architecture {checkpoint.architectures[0]} of the checkpoint")
 
 
-def _among(plugins: Registry, kind: str, name: str, device: str | None = None) -> str:
-    """Why `name` was taken of the components of a kind, and why the others were not."""
+def _among(
+    plugins: Registry,
+    kind: str,
+    name: str,
+    device: str | None = None,
+    unfit: Callable[[ComponentSpec], str | None] = lambda spec: None,
+) -> str:
+    """Why `name` was taken of the components of a kind, and why the others were not; unfit: of usable ones."""
     others = [spec.name for spec in plugins.specs(kind) if spec.name != name]
-    reasons = {other: plugins.misfit(kind, other, device) or plugins.usable(kind, other) for other in others}
+    reasons = {
+        other: plugins.misfit(kind, other, device) or plugins.usable(kind, other) or unfit(plugins.spec(kind, other))
+        for other in others
+    }
     unusable = [f"{other}: {reason}" for other, reason in reasons.items() if reason]
     usable = [other for other, reason in reasons.items() if not reason]
     chosen = plugins.spec(kind, name)
@@ -109,19 +120,24 @@ def _defaults(choice: Choice) -> Iterator[Reason]:
 
 _WHEN_FULL = "a preempted request that finds no room there is computed again"
 
-WHEN_BUILT = ("kv_cache.num_blocks", "KV cache bytes", "start-up seconds")
+WHEN_BUILT = ("kv_cache.num_blocks", "KV groups", "KV cache bytes", "start-up seconds")
 """What `once_built` tells, for a report without an engine."""
 
 
 def once_built(engine: Engine) -> list[Reason]:
     """What only a built engine knows."""
     facts = engine.facts
-    tokens = (facts["num_blocks"] - 1) * facts["block_size"]
     seconds = ", ".join(f"{part} {value:.2f}" for part, value in facts["seconds"].items() if part != "total")
     swap = [Reason("kv_cache.num_swap_blocks", facts["num_swap_blocks"], f"blocks of host memory; {_WHEN_FULL}")]
     return [
-        Reason("kv_cache.num_blocks", facts["num_blocks"], f"{tokens} tokens beside the null block"),
+        Reason("kv_cache.num_blocks", facts["num_blocks"], f"{facts['kv_tokens']} tokens beside the null block"),
+        Reason("KV groups", len(facts["kv_groups"]), "; ".join(map(_group, facts["kv_groups"]))),
         *(swap if facts["num_swap_blocks"] else ()),
         Reason("KV cache bytes", facts["kv_bytes"], "in all layers, at most: a block takes memory when it is written"),
         Reason("start-up seconds", round(facts["seconds"]["total"], 2), seconds),
     ]
+
+
+def _group(group: Mapping[str, Any]) -> str:
+    window = "" if group["window"] is None else f" of window {group['window']}"
+    return f"{group['name']}: {group['num_layers']} layers, {group['kind']}{window}"

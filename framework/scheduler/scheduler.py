@@ -45,12 +45,6 @@ _by_arrival = attrgetter("arrival_index")
 
 def check_context(ctx: SchedulerContext) -> None:
     """Refuses what this scheduler cannot serve: NotBuiltError for a part to come, ConfigError for a wrong limit."""
-    for group in ctx.groups:
-        if group.kind != "full":
-            raise NotBuiltError(
-                f"KV group '{group.name}': kind '{group.kind}' is not built yet in scheduler 'default', only 'full'. "
-                "Choose a model whose layers all attend to the whole context."
-            )
     sizes = sorted({group.block_size for group in ctx.groups})
     if len(sizes) != 1:
         raise NotBuiltError(f"KV groups with different block sizes {sizes} are not built yet. Set kv_cache.block_size.")

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from framework.engine.connecting import kv_identity
-from framework.interfaces import KVSpec
+from framework.engine.connecting import check_connector, connector_of, kv_identity
+from framework.errors import ConfigError
+from framework.interfaces import KVGroup, KVSpec, LayerSpec
 
 SPECS = [KVSpec((2, -1, 4, 8), torch.float32, 0)]
 
@@ -71,3 +72,26 @@ def test_seed_counts_where_it_makes_the_weights(choice):
     for weights, is_same in (("safetensors", True), ("dummy", False)):
         one, other = (choice(checkpoint__format=weights, config__engine__seed=seed) for seed in (1, 2))
         assert (kv_identity(one, SPECS) == kv_identity(other, SPECS)) is is_same
+
+
+@pytest.mark.parametrize("window", [None, 8])
+def test_connector_beside_layers_with_a_window_is_refused_by_both_names(window):
+    layers = [LayerSpec(i, "g", 4, 2, 16, 0.25, window=w) for i, w in enumerate((None, window))]
+    check_connector(None, "gemma", layers)
+    if window is None:
+        check_connector(SimpleNamespace(name="memory"), "gemma", layers)
+        return
+    with pytest.raises(
+        ConfigError, match=r"kv_connector=memory moves .* model=gemma has layers of window 8, .*connector=n"
+    ):
+        check_connector(SimpleNamespace(name="memory"), "gemma", layers)
+
+
+def test_layerwise_connector_of_several_groups_is_refused_by_both_names(choice):
+    made = SimpleNamespace(layerwise=True)
+    part = SimpleNamespace(name="wire", target=lambda options, ctx: made, options=None)
+    plugins = SimpleNamespace(spec=lambda *_: None, label=lambda _: "wire")
+    one, two = [KVGroup("a")], [KVGroup("a"), KVGroup("b")]
+    connector_of(choice(connector=part), plugins, one, SPECS, 4)
+    with pytest.raises(ConfigError, match="kv_connector=wire moves KV layer by layer, and model=llama has 2 KV groups"):
+        connector_of(choice(connector=part), plugins, two, SPECS, 4)

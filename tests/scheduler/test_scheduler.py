@@ -584,7 +584,6 @@ def test_id_in_use_is_refused(sim):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"groups": (KVGroup("w", kind="sliding", window=8),)}, "KV group 'w': kind 'sliding' is not built yet"),
         ({"groups": (KVGroup("a"), KVGroup("b", block_size=8))}, r"different block sizes \[8, 16\]"),
         ({"num_lookahead": 3}, "no slots for 3 draft tokens yet. Use spec_decode=none"),
     ],

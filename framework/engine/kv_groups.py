@@ -1,0 +1,87 @@
+"""How a model's attention layers share KV memory: groups of layers with one block list a request, of one size each.
+
+Groups take their blocks out of one pool, so a block must hold as many bytes in each of them: the layers of a group lie
+in tensors, one a layer, and every group uses the same tensors. The builder calls this once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from framework.errors import ConfigError
+from framework.interfaces import KVGroup
+
+if TYPE_CHECKING:
+    from framework.interfaces import KVSpec, LayerSpec
+
+_NEARLY_ALIKE = 1.5
+"""Groups that differ by no more than this factor are left whole: what the smaller one wastes is worth a block list."""
+
+
+def kv_groups(layers: Sequence[LayerSpec], block_size: int) -> tuple[KVGroup, ...]:
+    """KV groups in the order in which the layers name them, those of a split one side by side (`sliding.0`, ...).
+
+    A group with many more layers than another is split, so that all fill about as many tensors: into parts of as many
+    layers as the smallest has, unless the largest is within a factor of 1.5 of it.
+    Raises ConfigError for layers of one declared group that differ in kind or window.
+    """
+    declared: dict[str, list[LayerSpec]] = {}
+    for layer in layers:
+        declared.setdefault(layer.group, []).append(layer)
+    size = group_size([len(members) for members in declared.values()])
+    groups: list[KVGroup] = []
+    for name, members in declared.items():
+        _check_alike(name, members)
+        groups += _split(name, members, size, block_size)
+    return tuple(groups)
+
+
+def group_size(counts: Sequence[int]) -> int:
+    """The most layers that a group has, of groups that were declared with `counts` layers."""
+    least, most = min(counts), max(counts)
+    return most if most <= _NEARLY_ALIKE * least else least
+
+
+def _check_alike(name: str, members: Sequence[LayerSpec]) -> None:
+    first = members[0]
+    for layer in members[1:]:
+        if (layer.kind, layer.window) != (first.kind, first.window):
+            raise ConfigError(
+                f"KV group '{name}': layer {first.index} is {_told(first)} and layer {layer.index} is {_told(layer)}. "
+                "Layers of one group share kind and window: give each a group of its own"
+            )
+
+
+def _told(layer: LayerSpec) -> str:
+    return layer.kind if layer.window is None else f"{layer.kind} of window {layer.window}"
+
+
+def _split(name: str, members: Sequence[LayerSpec], size: int, block_size: int) -> list[KVGroup]:
+    """Neighbours stand in different parts, so that the parts differ by a layer at most."""
+    count = -(-len(members) // size)
+    names = [name] if count == 1 else [f"{name}.{part}" for part in range(count)]
+    first = members[0]
+    return [
+        KVGroup(part_name, first.kind, block_size, first.window, tuple(x.index for x in members[part::count]))
+        for part, part_name in enumerate(names)
+    ]
+
+
+def num_tensors(groups: Sequence[KVGroup]) -> int:
+    """KV tensors that the groups need: the n-th layer of every group lies in the n-th."""
+    return max(len(group.layers) for group in groups)
+
+
+def check_equal(groups: Sequence[KVGroup], specs: Sequence[Sequence[KVSpec]]) -> None:
+    """ConfigError unless layers that share a tensor want the same layout. specs: of each group's layers."""
+    for place in range(num_tensors(groups)):
+        sharing = [(g.layers[place], s[place]) for g, s in zip(groups, specs, strict=True) if place < len(g.layers)]
+        layer, wanted = sharing[0]
+        for other, spec in sharing[1:]:
+            if spec != wanted:
+                raise ConfigError(
+                    f"layers {layer} and {other} lie in the same KV memory, as layers of KV groups do, but want "
+                    f"{wanted.shape} and {spec.shape} of it: groups whose heads differ are not built yet. Use a model "
+                    "whose layers have one number and size of KV heads"
+                )

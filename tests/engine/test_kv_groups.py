@@ -1,0 +1,99 @@
+"""Layers are put into groups of like size that share tensors, and what cannot share is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from framework.engine.kv_groups import check_equal, group_size, kv_groups, num_tensors
+from framework.errors import ConfigError
+from framework.interfaces import KVSpec, LayerSpec
+
+
+def layers(*windows, **fields):
+    """A layer for each window, in a group named after it."""
+    return [layer(i, f"w{w}" if w else "full", window=w, **fields) for i, w in enumerate(windows)]
+
+
+def layer(index, group, **fields):
+    return LayerSpec(index, group, 4, 2, 16, 0.25, **fields)
+
+
+def members(groups):
+    return {group.name: group.layers for group in groups}
+
+
+def spec(*shape):
+    return KVSpec(shape, torch.float32, 64)
+
+
+def test_one_declared_group_is_one_group():
+    (group,) = kv_groups(layers(None, None, None), 16)
+    assert (group.name, group.kind, group.window, group.layers, group.block_size) == (
+        "full",
+        "full",
+        None,
+        (0, 1, 2),
+        16,
+    )
+
+
+def test_groups_stand_in_the_order_in_which_layers_name_them():
+    groups = kv_groups(layers(8, None, 8, None), 16)
+    assert members(groups) == {"w8": (0, 2), "full": (1, 3)}
+    assert [(g.kind, g.window) for g in groups] == [("sliding", 8), ("full", None)]
+
+
+def test_latent_layers_are_a_group_of_their_kind():
+    (group,) = kv_groups([layer(0, "latent", value_dim=8)], 16)
+    assert group.kind == "latent"
+
+
+def test_five_sliding_layers_to_a_full_one_become_five_groups_of_neighbours():
+    groups = kv_groups(layers(*[8, 8, 8, 8, 8, None] * 2), 16)
+    assert members(groups) == {
+        "w8.0": (0, 6), "w8.1": (1, 7), "w8.2": (2, 8), "w8.3": (3, 9), "w8.4": (4, 10), "full": (5, 11),
+    }  # fmt: skip
+    assert num_tensors(groups) == 2
+
+
+def test_parts_of_a_split_group_differ_by_a_layer_at_most():
+    groups = kv_groups(layers(*[8] * 22, *[None] * 4), 16)  # as many as Gemma 3 1B has
+    sizes = [len(group.layers) for group in groups]
+    assert sizes == [4, 4, 4, 4, 3, 3, 4] and num_tensors(groups) == 4
+
+
+@pytest.mark.parametrize(
+    "counts, size", [([7], 7), ([4, 4], 4), ([4, 6], 6), ([4, 7], 4), ([1, 5], 1), ([12, 10, 9], 12), ([2, 9, 40], 2)]
+)
+def test_size_is_the_smallest_unless_the_largest_is_within_half_of_it(counts, size):
+    assert group_size(counts) == size
+
+
+def test_layers_of_one_group_with_different_windows_are_refused():
+    mixed = [layer(0, "a", window=8), layer(1, "a", window=16)]
+    with pytest.raises(
+        ConfigError, match="KV group 'a': layer 0 is sliding of window 8 and layer 1 is sliding of window"
+    ):
+        kv_groups(mixed, 16)
+
+
+def test_layers_of_one_group_of_different_kinds_are_refused():
+    with pytest.raises(ConfigError, match=r"KV group 'a': layer 0 is full and layer 1 is latent. .* a group of its own"):
+        kv_groups([layer(0, "a"), layer(1, "a", value_dim=8)], 16)
+
+
+def test_layers_that_share_a_tensor_and_want_different_layouts_are_refused():
+    groups = kv_groups(layers(8, None), 16)
+    check_equal(groups, [[spec(2, -1, 16, 8)], [spec(2, -1, 16, 8)]])
+    with pytest.raises(
+        ConfigError, match=r"layers 0 and 1 lie in the same KV memory.* \(2, -1, 16, 8\) and \(4, -1, 16"
+    ):
+        check_equal(groups, [[spec(2, -1, 16, 8)], [spec(4, -1, 16, 8)]])
+
+
+def test_places_that_only_one_group_fills_are_free_in_their_layout():
+    groups = kv_groups(layers(8, None, None), 16)  # 1 and 2 layers: the full group is split
+    assert members(groups) == {"w8": (0,), "full.0": (1,), "full.1": (2,)}
+    longer = kv_groups(layers(8, 8, None, None, None), 16)
+    check_equal(longer, [[spec(1), spec(2)], [spec(1), spec(2), spec(3)]])
