@@ -1,0 +1,190 @@
+"""DeepSeek V2 and V3 against transformers: logits, what is kept of a token, and which configs are refused."""
+
+import re
+
+import pytest
+import torch
+from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
+
+from framework.errors import CheckpointError
+from framework.layers.latent import attention_scale
+from framework.layers.moe import SparseMLP
+from framework_loaders.dummy import DummySource
+from framework_loaders.safetensors import SafetensorsLoader
+from framework_models.deepseek_v2 import DeepseekV2
+from framework_models.deepseek_v3 import DeepseekV3
+
+SIZES = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "q_lora_rank": None, "kv_lora_rank": 24, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8,
+    "v_head_dim": 14, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
+    "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7, "rms_norm_eps": 1e-3,
+    "max_position_embeddings": 64, "initializer_range": 0.25,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 8,
+    "beta_slow": 0.5, "mscale": 0.707, "mscale_all_dim": 1.3,
+}  # fmt: skip
+IDS = torch.tensor([3, 17, 95, 0, 41, 41, 8, 60, 22, 5, 77, 31, 90, 2, 13, 64, 50, 7])
+TOLERANCE = 1e-4
+"""float32 against float32 with another order of sums; logits reach about 20."""
+GROUPS = {"n_group": 4, "topk_group": 2}
+V2_CASES = {
+    "greedy": {},
+    "low_rank_queries": {"q_lora_rank": 12},
+    "groups": {"topk_method": "group_limited_greedy", **GROUPS},
+    "yarn": {"rope_parameters": YARN},
+    "yarn_without_mscale": {"rope_parameters": {k: v for k, v in YARN.items() if "mscale" not in k}},
+    "biases": {"q_lora_rank": 12, "attention_bias": True},
+    "biases_but_of_whole_queries": {"attention_bias": True},
+    "dense": {"first_k_dense_replace": 3},
+    "sparse": {"first_k_dense_replace": 0},
+    "tied": {"tie_word_embeddings": True},
+}
+V3_CASES = {
+    "groups": GROUPS,
+    "one_group": {"n_group": 1, "topk_group": 1},
+    "low_rank_queries": {"q_lora_rank": 12, **GROUPS},
+    "not_normalised": {"norm_topk_prob": False, **GROUPS},
+    "yarn": {"rope_parameters": YARN, **GROUPS},
+    "halves": {"rope_interleave": False, **GROUPS},
+    "biases": {"q_lora_rank": 12, "attention_bias": True, **GROUPS},
+}
+FAMILIES = {
+    "v2": (DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV2),
+    "v3": (DeepseekV3Config, DeepseekV3ForCausalLM, DeepseekV3),
+}
+
+
+def saved(folder, name, edits):
+    """The transformers model of a family, with random norms, biases and router biases."""
+    make_config, make_model, _ = FAMILIES[name]
+    torch.manual_seed(5)
+    model = make_model(make_config(**{**SIZES, **edits})).float().eval()
+    with torch.no_grad():
+        for key, value in [*model.named_parameters(), *model.named_buffers()]:
+            if key.endswith(("bias", "e_score_correction_bias")) or "norm" in key:
+                value.add_(torch.randn_like(value) * 0.3)
+    model.save_pretrained(folder)
+    return model
+
+
+def ours(build_model, folder, name, **edits):
+    loader = SafetensorsLoader({})
+    checkpoint = loader.checkpoint(folder)
+    source = loader.open(checkpoint, dtype=torch.float32, device=torch.device("cpu"), seed=0)
+    built = build_model(FAMILIES[name][2], {**checkpoint.config, **edits}, source)
+    assert source.unused() == []
+    source.close()
+    return built
+
+
+@pytest.mark.parametrize(
+    ("name", "edits"),
+    [*(("v2", case) for case in V2_CASES.values()), *(("v3", case) for case in V3_CASES.values())],
+    ids=[*(f"v2-{case}" for case in V2_CASES), *(f"v3-{case}" for case in V3_CASES)],
+)
+@torch.no_grad()
+def test_logits_equal_transformers(name, edits, tmp_path, build_model):
+    model = saved(tmp_path, name, edits)
+    expected = model(IDS[None]).logits[0]
+    found = ours(build_model, tmp_path, name).logits(IDS)
+    assert expected.abs().max() > 1  # peaked enough to show an error
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=1e-5)
+
+
+class Keeps:
+    """A plan that keeps the latents of each layer."""
+
+    def __init__(self, plan):
+        self.plan, self.latents = plan, {}
+
+    def forward_latent(self, layer, q, latent, up):
+        self.latents[layer] = latent
+        return self.plan.forward_latent(layer, q, latent, up)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_what_is_kept_of_a_token_equals_the_cache_of_transformers(name, tmp_path, build_model):
+    cache = saved(tmp_path, name, {**GROUPS, "rope_parameters": YARN})(IDS[None], use_cache=True).past_key_values
+    built = ours(build_model, tmp_path, name)
+    plan = built.plans[0] = built.plans[1] = built.plans[2] = Keeps(built.plans[0])
+    built.run(IDS)
+    for index, latents in plan.latents.items():
+        layer = cache.layers[index]
+        rotated = layer.values[0, 0]
+        if name == "v2":  # whose cache keeps rotated pairs beside each other
+            rotated = torch.cat((rotated[:, ::2], rotated[:, 1::2]), dim=1)
+        expected = torch.cat((layer.keys[0, 0], rotated), dim=1)
+        torch.testing.assert_close(latents, expected, atol=TOLERANCE, rtol=1e-5)
+    assert len(plan.latents) == 3
+
+
+def test_layers_are_declared_as_one_latent_a_token(build_model):
+    layers = dummy(build_model, "v2", {}).ctx.layers
+    assert [(x.kind, x.group, x.num_heads, x.num_kv_heads, x.head_dim, x.value_dim) for x in layers] == [
+        ("latent", "latent", 4, 1, 32, 24)
+    ] * 3
+    assert layers[0].scale == pytest.approx(18**-0.5)
+
+
+def test_mscale_scales_scores_twice():
+    """DeepSeek-V2-Lite: (0.1 * 0.707 * ln 40 + 1)^2 / sqrt(192)."""
+    assert attention_scale(192, 40.0, 0.707) == pytest.approx(0.1147213867929261, abs=1e-7)
+    assert attention_scale(192) == attention_scale(192, 1.0, 0.707) == attention_scale(192, 40.0) == 192**-0.5
+
+
+def dummy(build_model, name, edits):
+    source = DummySource(torch.float32, torch.device("cpu"), 3, tied=False)
+    return build_model(FAMILIES[name][2], {**SIZES, **edits}, source)
+
+
+@pytest.mark.parametrize(
+    ("edits", "sparse"),
+    [
+        ({"first_k_dense_replace": 2, "num_hidden_layers": 4}, [2, 3]),
+        ({"first_k_dense_replace": 1, "moe_layer_freq": 2, "num_hidden_layers": 6}, [2, 4]),
+        ({"n_routed_experts": None}, []),
+    ],
+    ids=["behind_dense_ones", "every_second", "none"],
+)
+def test_layers_with_experts_follow_the_config(edits, sparse, build_model):
+    layers = dummy(build_model, "v2", edits).model.stack.layers
+    assert [i for i, layer in enumerate(layers) if isinstance(layer.mlp, SparseMLP)] == sparse
+
+
+def test_layers_that_predict_further_tokens_are_left_out_and_others_are_not(build_model):
+    model = dummy(build_model, "v3", {**GROUPS, "num_nextn_predict_layers": 1}).model
+    ignored = lambda name: any(re.search(pattern, name) for pattern in model.ignored_weights)  # noqa: E731
+    assert ignored("model.layers.3.eh_proj.weight") and ignored("model.layers.3.mlp.experts.0.up_proj.weight")
+    assert not ignored("model.layers.2.eh_proj.weight") and not ignored("model.layers.30.eh_proj.weight")
+
+
+@pytest.mark.parametrize(
+    ("name", "edits", "message"),
+    [
+        ("v2", {"kv_lora_rank": None}, "config.json has no 'kv_lora_rank'"),
+        ("v2", {"v_head_dim": 0}, "v_head_dim must be a whole number of at least 1, got 0"),
+        ("v2", {"q_lora_rank": "low"}, "q_lora_rank must be a whole number of at least 1, got 'low'"),
+        ("v2", {"num_key_value_heads": 2}, "num_key_value_heads=2 with num_attention_heads=4: in latent attention"),
+        ("v2", {"topk_method": "noaux_tc"}, "topk_method='noaux_tc' is not served. Served: greedy, group_limited_gre"),
+        ("v2", {"scoring_func": "sigmoid"}, "scoring_func='sigmoid' is not served. Served: softmax"),
+        ("v2", {"norm_topk_prob": True}, "norm_topk_prob=true: for this family implementations differ"),
+        ("v2", {"mlp_bias": True}, "mlp_bias=true is unknown to this family"),
+        ("v2", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config=.*fp8.* is not built yet"),
+        ("v2", {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 1}, "n_group=3, topk_group=1 and"),
+        ("v3", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config=.*fp8.* is not built yet"),
+        ("v3", {"scoring_func": "softmax"}, "scoring_func='softmax' is not served. Served: sigmoid"),
+        ("v3", {"topk_method": "greedy"}, "topk_method='greedy' is not served. Served: noaux_tc"),
+        ("v3", {"n_group": 8, "topk_group": 4}, "n_group=8, topk_group=4 .* groups are of one size, at least 2"),
+        ("v3", {"n_group": 4, "topk_group": 1}, "num_experts_per_tok=3 do not fit n_routed_experts=8"),
+        ("v3", {"n_group": 2, "topk_group": 3}, "n_group=2, topk_group=3 and"),
+        ("v3", {"routed_scaling_factor": "much"}, "routed_scaling_factor must be a number above 0, got 'much'"),
+        ("v3", {"num_nextn_predict_layers": -1}, "num_nextn_predict_layers must be a whole number of at least 0"),
+        ("v3", {"rope_interleave": "yes"}, "rope_interleave must be true or false, got 'yes'"),
+    ],
+)
+def test_config_that_would_be_ignored_is_refused(name, edits, message, build_model):
+    with pytest.raises(CheckpointError, match=message):
+        dummy(build_model, name, edits)
