@@ -12,7 +12,7 @@ from torch import Tensor
 from framework.interfaces import ExpertWeights, ModelContext, Routing
 from framework.layers.experts import sigmoid
 from framework.layers.linear import load_linear
-from framework.layers.norm import RMSNorm
+from framework.layers.norm import Norm
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
@@ -109,7 +109,7 @@ class SparseMLP:
         self._shared = shared
 
     def __call__(
-        self, x: Tensor, residual: Tensor | None, norm: RMSNorm, num_tokens: Tensor | None = None
+        self, x: Tensor, residual: Tensor | None, norm: Norm, num_tokens: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """(block of norm(x + residual), x + residual), both [T, H]; the arguments' memory may be reused."""
         x, residual = norm.add(x, residual)
