@@ -1,7 +1,8 @@
 """The contract suite of attention plugins: the shared table of shapes against a float64 reference, on any backend.
 
 Knows no layout of KV memory: what a request has computed before a step is written by the plugin itself, in an earlier
-step. `framework.testing.attention` has the shapes and the reference. Called by `run=check` and by tests.
+step. A plugin for latent layers is held against a table of its own by the same checks. `framework.testing.attention`
+has the shapes and the reference. Called by `run=check` and by tests.
 """
 
 from __future__ import annotations
@@ -15,8 +16,18 @@ import torch
 from torch import Tensor
 
 from framework.batch import NULL_BLOCK, NULL_ROW, InputBatch
-from framework.interfaces import AttentionCaps, AttentionContext, Backend, Bucket, LayerSpec
-from framework.testing.attention import CASES, AttentionCase, BuiltCase, batch_of, build, reference
+from framework.interfaces import AttentionCaps, AttentionContext, Backend, Bucket, LatentUp
+from framework.testing.attention import (
+    CASES,
+    DEEPSEEK,
+    LATENT_CASES,
+    AttentionCase,
+    BuiltCase,
+    LatentSizes,
+    batch_of,
+    build,
+    reference,
+)
 from framework.testing.checking import Skipped, assert_all
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -49,40 +60,58 @@ class AttentionPlugin:
 
     def shapes(self) -> list[AttentionCase]:
         """Rows of the table that it says it can serve."""
-        return [case for case in map(self.fitted, CASES) if self.serves(case)]
+        return [case for case in map(self.fitted, LATENT_CASES if self.caps.latent else CASES) if self.serves(case)]
 
     def fitted(self, case: AttentionCase) -> AttentionCase:
-        """The case with heads of a size that it serves: those of 16 stand for any."""
+        """The case with a layer of a kind and size that it serves: heads of 16 stand for any."""
         sizes = self.caps.head_dims
+        if self.caps.latent:
+            latent = case.latent or LatentSizes()
+            is_other = sizes and latent.rank + latent.rope not in sizes
+            return replace(case, latent=DEEPSEEK if is_other else latent)
         is_other = sizes and case.head_dim == _ANY_HEAD_DIM and case.head_dim not in sizes
         return replace(case, head_dim=sizes[0]) if is_other else case
 
     def serves(self, case: AttentionCase) -> bool:
         caps = self.caps
-        return (case.window is None or caps.window) and (not caps.head_dims or case.head_dim in caps.head_dims)
+        is_offered = (
+            (case.window is None or caps.window)
+            and (case.softcap is None or caps.softcap)
+            and (not case.has_sinks or caps.sinks)
+            and (case.latent is not None) == caps.latent
+        )
+        return is_offered and (not caps.head_dims or case.kept[1] in caps.head_dims)
 
 
 class _Engine:
-    """An attention plugin with one layer's KV memory."""
+    """An attention plugin with one layer's KV memory: that of a built case, whose further weights it knows."""
 
     def __init__(
-        self, plugin: AttentionPlugin, case: AttentionCase, block_size: int, dtype: torch.dtype, num_blocks: int,
-        *, is_invariant: bool = False,
+        self, plugin: AttentionPlugin, built: BuiltCase, block_size: int, *, num_blocks: int = 0,
+        is_invariant: bool = False,
     ) -> None:  # fmt: skip
+        case, dtype = built.case, built.q.dtype
         self.backend: Backend = plugin.backend(dtype)
         self.device = self.backend.device
         longest = max(4096, *case.seq_lens, case.num_tokens)
         limits = {"max_num_seqs": 64, "max_num_batched_tokens": longest, "max_model_len": longest}
         ctx = AttentionContext(self.backend, block_size, dtype, batch_invariant=is_invariant, **limits)
         self.attention = plugin.target(plugin.options, ctx)
-        layer = LayerSpec(0, "full", case.num_heads, case.num_kv_heads, case.head_dim, case.head_dim**-0.5, case.window)
+        layer = case.layer(None if built.sinks is None else built.sinks.to(self.device))
+        up = built.up
+        self._up = None if up is None else LatentUp(up.keys.to(self.device), up.values.to(self.device))
         self.spec = self.attention.kv_spec(layer)
-        (self.kv,) = self.backend.allocate_kv([self.spec], num_blocks)
+        (self.kv,) = self.backend.allocate_kv([self.spec], num_blocks or built.num_blocks)
         self.attention.bind([layer], [self.kv])
+
+    @property
+    def blocks(self) -> Tensor:
+        """The KV memory with its blocks along dimension 0."""
+        return self.kv.movedim(self.spec.shape.index(-1), 0)
 
     def spoil(self) -> None:
         """NaN in every block but the null one: what a former owner may have left."""
-        self.kv.movedim(self.spec.shape.index(-1), 0)[NULL_BLOCK + 1 :] = float("nan")
+        self.blocks[NULL_BLOCK + 1 :] = float("nan")
 
     def arrive(self, rows: Sequence[int]) -> None:
         for row in rows:
@@ -95,10 +124,13 @@ class _Engine:
             slot_mapping=tuple(t.to(self.device) for t in batch.slot_mapping),
             block_table=tuple(t.to(self.device) for t in batch.block_table),
         )
-        out: Tensor = self.attention.plan(on_device, 0).forward(
-            0, q.to(self.device), k.to(self.device), v.to(self.device)
-        )
-        return out.cpu()
+        return self.attend(self.attention.plan(on_device, 0), *(t.to(self.device) for t in (q, k, v))).cpu()
+
+    def attend(self, plan: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The layer's attention by a plan, all on the device."""
+        out: Tensor
+        out = plan.forward(0, q, k, v) if self._up is None else plan.forward_latent(0, q, k[:, 0], self._up)
+        return out
 
 
 _TENSORS = (
@@ -109,8 +141,7 @@ _TENSORS = (
 
 def _run(plugin: AttentionPlugin, built: BuiltCase, block_size: int, *, is_invariant: bool = False) -> Tensor:
     """The step of the case, after a step that computed what it finds there, in memory full of NaN."""
-    case = built.case
-    engine = _Engine(plugin, case, block_size, built.q.dtype, built.num_blocks, is_invariant=is_invariant)
+    engine = _Engine(plugin, built, block_size, is_invariant=is_invariant)
     _compute_past(engine, built, block_size)
     return engine.step(built.batch, built.q, built.k, built.v)
 
@@ -125,7 +156,7 @@ def _compute_past(engine: _Engine, built: BuiltCase, block_size: int) -> None:
         lengths = tuple(case.computed[i] for i in before)
         past = replace(case, computed=(0,) * len(before), scheduled=lengths, padding_tokens=0)
         k, v = (torch.cat([built.past[i][side] for i in before]) for side in (0, 1))
-        q = torch.zeros(past.num_tokens, case.num_heads, case.head_dim, dtype=built.q.dtype)
+        q = torch.zeros(past.num_tokens, case.num_heads, case.query_dim, dtype=built.q.dtype)
         engine.step(batch_of(past, block_size, [rows[i] for i in before], built.batch.block_table[0]), q, k, v)
 
 
@@ -157,8 +188,7 @@ class _Recorded:
         self._run = engine.backend.compile(self._step, bucket)
 
     def _step(self) -> Tensor:
-        out: Tensor = self._engine.attention.plan(self._batch, 0).forward(0, *self._inputs)
-        return out
+        return self._engine.attend(self._engine.attention.plan(self._batch, 0), *self._inputs)
 
     def step(self, built: BuiltCase) -> Tensor:
         """The case's step: only tensors tell of it."""
@@ -176,9 +206,10 @@ class _Recorded:
 
 
 def _assert_close(plugin: AttentionPlugin, built: BuiltCase, out: Tensor, what: str) -> None:
-    expected, tolerance = reference(built, built.case.head_dim**-0.5), TOLERANCE[built.q.dtype]
-    assert out.dtype == built.q.dtype and out.shape == built.q.shape, (
+    expected, tolerance = reference(built, built.case.scale), TOLERANCE[built.q.dtype]
+    assert out.dtype == built.q.dtype and out.shape == expected.shape, (
         f"{plugin.name}: gives {out.dtype} {list(out.shape)} for queries {built.q.dtype} {list(built.q.shape)}"
+        f" where {list(expected.shape)} is wanted"
     )
     difference = (out.double() - expected).abs() - tolerance * expected.abs()
     worst = float(difference.nan_to_num(nan=torch.inf).max()) if difference.numel() else 0.0
@@ -221,8 +252,8 @@ def check_blocks_of_others_are_left_alone(plugin: AttentionPlugin) -> None:
     case = next(case for case in plugin.shapes() if case.name == "decodes_and_chunks_mixed")
     size = plugin.caps.block_sizes[0]
     built = build(case, size, plugin.dtype)
-    engine = _Engine(plugin, case, size, plugin.dtype, built.num_blocks + 2)  # two blocks that no table names
-    blocks = engine.kv.movedim(engine.spec.shape.index(-1), 0)
+    engine = _Engine(plugin, built, size, num_blocks=built.num_blocks + 2)  # two blocks that no table names
+    blocks = engine.blocks
     blocks[:] = 1.5
     named = {int(b) for row in built.batch.rows_np.tolist() for b in built.batch.block_table[0][row]} | {NULL_BLOCK}
     engine.arrive(built.batch.rows_np.tolist())
@@ -236,7 +267,8 @@ def check_row_is_reused(plugin: AttentionPlugin) -> None:
     """After release and add_request a row is another request's: other blocks, another length."""
     case, size = plugin.fitted(AttentionCase("whole_prompt", (0,), (37,))), plugin.caps.block_sizes[0]
     first, second = build(case, size, plugin.dtype, seed=1), build(replace(case, scheduled=(20,)), size, plugin.dtype)
-    engine = _Engine(plugin, case, size, plugin.dtype, first.num_blocks)
+    second.up = first.up  # the layer stays
+    engine = _Engine(plugin, first, size)
     for built in (first, second):
         row = int(built.batch.rows_np[0])
         engine.arrive([row])
@@ -248,11 +280,26 @@ def check_recorded_steps_serve_other_requests(plugin: AttentionPlugin) -> None:
     """What `graph` means: a padded step of decodes is compiled once, and then its tensors alone tell of a step."""
     if plugin.caps.graph == "never":
         raise Skipped("it does not say that its steps can be recorded")
-    steps = [AttentionCase("recorded_decodes", computed, (1, 1, 1), padding_tokens=1) for computed in _RECORDED]
-    steps = [plugin.fitted(case) for case in steps]
+    for case in _with_and_without_all(plugin, AttentionCase("recorded_decodes", (), (1, 1, 1), padding_tokens=1)):
+        _check_recorded(plugin, case)
+
+
+def _with_and_without_all(plugin: AttentionPlugin, case: AttentionCase) -> list[AttentionCase]:
+    """The case as it stands, and with everything that the plugin offers at once, where that is anything."""
+    case, caps = plugin.fitted(case), plugin.caps
+    window, softcap = 24 if caps.window else None, 1.5 if caps.softcap else None
+    name = f"{case.name}_with_all_that_it_offers"
+    full = replace(case, name=name, window=window, softcap=softcap, has_sinks=caps.sinks)
+    return [case] if caps.latent or not (window or softcap or caps.sinks) else [case, full]
+
+
+def _check_recorded(plugin: AttentionPlugin, case: AttentionCase) -> None:
     size = plugin.caps.block_sizes[0]
-    made = [build(case, size, plugin.dtype, seed) for seed, case in enumerate(steps)]
-    engine = _Engine(plugin, steps[0], size, plugin.dtype, max(built.num_blocks for built in made))
+    steps = [replace(case, computed=computed) for computed in _RECORDED]
+    made = [build(step, size, plugin.dtype, seed) for seed, step in enumerate(steps)]
+    for built in made:
+        built.sinks, built.up = made[0].sinks, made[0].up  # the layer stays
+    engine = _Engine(plugin, made[0], size, num_blocks=max(built.num_blocks for built in made))
     with torch.inference_mode():
         recorded = _Recorded(engine, max(made, key=lambda built: max(built.case.seq_lens)), size)
         for built in made:
@@ -261,6 +308,64 @@ def check_recorded_steps_serve_other_requests(plugin: AttentionPlugin) -> None:
 
 
 _RECORDED = ((40, 3, 17), (9, 300, 31), (0, 5, 15))
+
+
+def check_chunks_of_any_size_give_the_whole_prompt(plugin: AttentionPlugin) -> None:
+    """A prompt computed in pieces, single tokens included, reads its own earlier pieces out of the cache."""
+    size = plugin.caps.block_sizes[0]
+    for case in _with_and_without_all(plugin, AttentionCase("whole_prompt", (0,), (PROMPT,))):
+        whole = build(case, size, plugin.dtype)
+        for step in CHUNKS:
+            engine = _Engine(plugin, whole, size)
+            engine.spoil()
+            engine.arrive(whole.batch.rows_np.tolist())
+            parts = [
+                engine.step(part.batch, part.q, part.k, part.v)
+                for part in (_piece(whole, first, min(first + step, PROMPT), size) for first in range(0, PROMPT, step))
+            ]
+            _assert_close(plugin, whole, torch.cat(parts), f"a prompt in pieces of {step}")
+
+
+PROMPT, CHUNKS = 53, (1, 7, 16, 52)
+
+
+def _piece(built: BuiltCase, first: int, last: int, block_size: int) -> BuiltCase:
+    """Tokens first .. last of a case with one request that has computed nothing."""
+    case = replace(built.case, computed=(first,), scheduled=(last - first,))
+    rows = built.batch.rows_np.tolist()
+    batch, span = batch_of(case, block_size, rows, built.batch.block_table[0]), slice(first, last)
+    return replace(built, case=case, batch=batch, q=built.q[span], k=built.k[span], v=built.v[span])
+
+
+def check_blocks_behind_the_window_are_not_read(plugin: AttentionPlugin) -> None:
+    """A block that no query of a request reads any more is freed: its place in the block table names a block that is
+    another request's by now, NaN included, or the null block."""
+    if not plugin.caps.window:
+        raise Skipped("it does not offer windows")
+    size, checked = plugin.caps.block_sizes[0], 0
+    for case in (case for case in plugin.shapes() if case.window is not None):
+        case = replace(case, computed=tuple(n and n + 3 * size for n in case.computed))
+        for name, value in (("the null block", 1e4), ("a block of another request", float("nan"))):
+            built = build(case, size, plugin.dtype)
+            engine = _Engine(plugin, built, size, num_blocks=built.num_blocks + 1)
+            _compute_past(engine, built, size)
+            other = NULL_BLOCK if name == "the null block" else built.num_blocks
+            checked += _free(engine, built, size, other)
+            engine.blocks[other] = value if plugin.dtype is not torch.float16 else min(value, 1e2)
+            out = engine.step(built.batch, built.q, built.k, built.v)
+            _assert_close(plugin, built, out, f"with {name} behind its window")
+    assert checked, f"{plugin.name}: no case of the table has a block behind its window"
+
+
+def _free(engine: _Engine, built: BuiltCase, block_size: int, other: int) -> int:
+    """Blocks wholly behind the window of the step's first query are spoilt, and `other` stands in their place."""
+    case, table, count = built.case, built.batch.block_table[0], 0
+    for row, computed in zip(built.batch.rows_np.tolist(), case.computed, strict=True):
+        behind = max(0, computed - (case.window or 0) + 1) // block_size
+        engine.blocks[table[row, :behind].long()] = float("nan")
+        table[row, :behind] = other
+        count += behind
+    return count
 
 
 def check_requests_alone_give_the_same_bits(plugin: AttentionPlugin) -> None:
@@ -304,6 +409,8 @@ CHECKS = (
     check_padding_gives_zero,
     check_blocks_of_others_are_left_alone,
     check_row_is_reused,
+    check_chunks_of_any_size_give_the_whole_prompt,
+    check_blocks_behind_the_window_are_not_read,
     check_recorded_steps_serve_other_requests,
     check_requests_alone_give_the_same_bits,
 )

@@ -23,13 +23,19 @@ by_name = {case.name: case for case in CASES}
 
 
 def make_attention(
-    case: AttentionCase, block_size: int, dtype: torch.dtype, num_blocks: int, *, invariant: bool = False
+    case: AttentionCase,
+    block_size: int,
+    dtype: torch.dtype,
+    num_blocks: int,
+    *,
+    invariant: bool = False,
+    sinks: torch.Tensor | None = None,
 ) -> tuple[CpuAttention, torch.Tensor]:
     limits = {"max_num_seqs": 64, "max_num_batched_tokens": 4096, "max_model_len": 4096}
     backend = SimpleNamespace(name="cpu")
     ctx = AttentionContext(backend, block_size, dtype, batch_invariant=invariant, **limits)
     attention = CpuAttention({}, ctx)
-    spec = LayerSpec(0, "full", case.num_heads, case.num_kv_heads, case.head_dim, case.head_dim**-0.5, case.window)
+    spec = case.layer(sinks)
     kv_spec = attention.kv_spec(spec)
     kv = torch.zeros([num_blocks if size == -1 else size for size in kv_spec.shape], dtype=kv_spec.dtype)
     attention.bind([spec], [kv])
@@ -38,7 +44,8 @@ def make_attention(
 
 def run(built: BuiltCase, block_size: int, *, invariant: bool = False) -> torch.Tensor:
     """The plugin's answer, with a large value in every KV slot that the request's past does not fill."""
-    attention, kv = make_attention(built.case, block_size, built.q.dtype, built.num_blocks, invariant=invariant)
+    words = {"invariant": invariant, "sinks": built.sinks}
+    attention, kv = make_attention(built.case, block_size, built.q.dtype, built.num_blocks, **words)
     kv[:, :, 1:] = 1e2 if built.q.dtype == torch.float16 else 1e4  # a float16 score of 1e4 keys would be infinite
     slots = kv.view(2, built.case.num_kv_heads, -1, built.case.head_dim)
     for (k, v), where in zip(built.past, built.past_slots, strict=True):
@@ -129,6 +136,28 @@ def test_long_chunk_is_cut_into_products_of_bounded_scores(monkeypatch: pytest.M
     torch.testing.assert_close(run(built, 16), whole, atol=1e-6, rtol=1e-6)
 
 
+def test_long_chunk_under_a_window_is_cut_into_products_of_few_keys() -> None:
+    case = AttentionCase("chunk", (300,), (200,), window=40)
+    built = build(case, 16, torch.float32)
+    attention, _ = make_attention(case, 16, torch.float32, built.num_blocks)
+    spans = attention.plan(built.batch, 0)._spans  # type: ignore[attr-defined]
+    assert [span.num_queries for span in spans] == [64, 64, 64, 8]
+    assert max(span.mask.shape[-1] for span in spans) <= 64 + 40 + 2 * 16
+    torch.testing.assert_close(run(built, 16).double(), reference(built, case.scale), atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("invariant", (False, True), ids=("fast", "invariant"))
+def test_a_window_makes_decodes_of_long_contexts_read_few_blocks(invariant: bool) -> None:
+    case = AttentionCase("long", (3000, 1000, 9), (1, 1, 1), window=40)
+    built = build(case, 16, torch.float32)
+    attention, _ = make_attention(case, 16, torch.float32, built.num_blocks, invariant=invariant)
+    spans = attention.plan(built.batch, 0)._spans  # type: ignore[attr-defined]
+    read = {int(block) for span in spans for block in span.blocks.flatten()}
+    needed = {int(block) for row, end in zip(built.batch.rows_np, case.seq_lens, strict=True)
+              for block in built.batch.block_table[0][int(row), max(0, end - 40) // 16 : -(-end // 16)]}  # fmt: skip
+    assert read - {0} == needed
+
+
 def test_decodes_of_very_different_lengths_are_not_padded_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("framework_attention.cpu._MAX_ALONE", 0)
     built = build(by_name["one_long_decode_among_short_ones"], 16, torch.float32)
@@ -163,17 +192,20 @@ def test_a_lone_decode_reads_its_keys_where_they_lie(consecutive: bool, window: 
         ("whole_prompt", [3, 15, 16, 17, 31, 40], (37, 38)),
         ("whole_prompt", [3, 900, 16, 7, 1100, 40], (34, 38)),
         ("whole_prompt", [3, 37, 20], (32, 37)),
-        ("window", [3, 15, 16, 17, 31, 40], (0, 0)),
+        ("window", [3, 15, 16, 17, 31, 40], (37, 38)),
+        ("window", [3, 37, 20], (32, 38)),
+        ("window_softcap_and_sinks", [3, 15, 16, 17, 31, 40], (37, 38)),
     ),
-    ids=("one_span", "cut", "each_alone", "window"),
+    ids=("one_span", "cut", "each_alone", "window", "window_each_alone", "window_softcap_and_sinks"),
 )
 @pytest.mark.parametrize("invariant", (False, True), ids=("fast", "invariant"))
 def test_decodes_that_go_on_equal_a_plan_made_anew(
     case: str, lengths: list[int], num_expected: tuple[int, int], invariant: bool
 ) -> None:
     steps, replaced_at = 40, 25
-    lasting, kv = make_attention(by_name[case], 16, torch.float32, 600, invariant=invariant)
     generator = torch.Generator().manual_seed(1)
+    window, sinks = by_name[case].window, torch.randn(6, generator=generator) if by_name[case].has_sinks else None
+    lasting, kv = make_attention(by_name[case], 16, torch.float32, 600, invariant=invariant, sinks=sinks)
     kv.normal_(generator=generator)
     table = torch.zeros(len(lengths) + 1, 100, dtype=torch.int32)
     blocks = (torch.randperm(599, generator=generator) + 1).tolist()
@@ -187,12 +219,14 @@ def test_decodes_that_go_on_equal_a_plan_made_anew(
                     table[row, column] = blocks.pop()
                     if step not in (0, replaced_at):  # its block was somebody else's
                         kv[:, :, table[row, column]] = torch.nan
+            if window is not None:  # and what lies behind the window is somebody else's by now
+                kv[:, :, table[row, : max(0, length - window) // 16].long()] = torch.nan
         batch = decode_batch(lens, table, goes_on=step not in (0, replaced_at))
         q, k, v = (torch.randn(len(lens), heads, 16, generator=generator) for heads in (6, 2, 2))
         before = lasting._plans.get(0)
         plan = lasting.plan(batch, 0)
         num_followed += plan is before
-        fresh, memory = make_attention(by_name[case], 16, torch.float32, 600, invariant=invariant)
+        fresh, memory = make_attention(by_name[case], 16, torch.float32, 600, invariant=invariant, sinks=sinks)
         memory.copy_(kv)
         expected = fresh.plan(batch, 0).forward(0, q, k, v)
         out = plan.forward(0, q, k, v)

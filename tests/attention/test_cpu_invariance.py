@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -29,15 +31,18 @@ class Sequence:
 
 
 def attend(
-    sequences: list[Sequence], spans: list[tuple[int, int]], block_size: int, *, invariant: bool
+    sequences: list[Sequence], spans: list[tuple[int, int]], block_size: int, *, invariant: bool, **words: Any
 ) -> list[Tensor]:
-    """Outputs of one step in which sequence i computes its tokens spans[i] and has those before in the cache."""
+    """Outputs of one step in which sequence i computes its tokens spans[i] and has those before in the cache.
+
+    words: further ones of `LayerSpec`
+    """
     dtype = sequences[0].q.dtype
     case = AttentionCase("step", tuple(a for a, _ in spans), tuple(b - a for a, b in spans), HEADS, KV_HEADS, DIM)
     built = build(case, block_size, dtype, seed=len(sequences))
     ctx = AttentionContext(None, block_size, dtype, 64, 4096, 4096, invariant)  # type: ignore[arg-type]
     attention = CpuAttention({}, ctx)
-    layer = LayerSpec(0, "full", HEADS, KV_HEADS, DIM, DIM**-0.5)
+    layer = LayerSpec(0, "full", HEADS, KV_HEADS, DIM, DIM**-0.5, **words)
     kv = torch.zeros(2, KV_HEADS, built.num_blocks, block_size, DIM, dtype=dtype)
     attention.bind([layer], [kv])
     slots = kv.view(2, KV_HEADS, -1, DIM)
@@ -51,9 +56,9 @@ def attend(
     return list(out.split([b - a for a, b in spans]))
 
 
-def alone(sequence: Sequence, block_size: int) -> Tensor:
+def alone(sequence: Sequence, block_size: int, **words: Any) -> Tensor:
     """The whole sequence in one chunk of one request."""
-    return attend([sequence], [(0, len(sequence.q))], block_size, invariant=True)[0]
+    return attend([sequence], [(0, len(sequence.q))], block_size, invariant=True, **words)[0]
 
 
 @any_dtype
@@ -91,6 +96,18 @@ def test_order_of_the_batch_and_mixed_companions_change_no_bit(dtype: torch.dtyp
     for order in ([0, 1, 2, 3, 4], [3, 0, 4, 2, 1], [1, 4], [2, 3, 0]):
         outs = attend([sequences[i] for i in order], [spans[i] for i in order], 16, invariant=True)
         assert all(torch.equal(out, expected[i]) for out, i in zip(outs, order, strict=True)), order
+
+
+@any_dtype
+@pytest.mark.parametrize("window", (None, 40, 100))
+def test_windows_soft_caps_and_sinks_have_the_bits_of_the_whole_prompt(dtype: torch.dtype, window: int | None) -> None:
+    words = {"window": window, "softcap": 2.0, "sinks": torch.linspace(-1, 3, HEADS).to(dtype)}
+    sequences = [Sequence(length, seed, dtype) for seed, length in enumerate((340, 33, 190))]
+    expected = [alone(sequence, 16, **words) for sequence in sequences]
+    for spans in ([(339, 340), (0, 33), (100, 190)], [(200, 340), (32, 33), (189, 190)], [(70, 75), (5, 9), (0, 190)]):
+        outs = attend(sequences, spans, 16, invariant=True, **words)
+        for out, whole, (begin, end) in zip(outs, expected, spans, strict=True):
+            assert torch.equal(out, whole[begin:end]), spans
 
 
 def test_fast_form_depends_on_the_chunk_so_the_checks_above_can_fail() -> None:

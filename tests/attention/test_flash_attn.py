@@ -34,7 +34,8 @@ class Library:
         for row, length in enumerate(cache_seqlens.tolist()):
             if length:
                 window = window_size[0]
-                out[row] = self._attend(q[row], k_cache, v_cache, block_table[row], length, softmax_scale, window)
+                words = (length, softmax_scale, window, softcap)
+                out[row] = self._attend(q[row], k_cache, v_cache, block_table[row], *words)
         return out
 
     def flash_attn_varlen_func(
@@ -53,7 +54,8 @@ class Library:
             tokens = slice(starts[row], starts[row + 1])
             if q[tokens].numel():
                 assert length <= max_seqlen_k and len(q[tokens]) <= max_seqlen_q
-                out[tokens] = self._attend(q[tokens], k, v, block_table[row], length, softmax_scale, window_size[0])
+                words = (length, softmax_scale, window_size[0], softcap)
+                out[tokens] = self._attend(q[tokens], k, v, block_table[row], *words)
         return out
 
     def _check(self, q, k, v, block_table, *counts):

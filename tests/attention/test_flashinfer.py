@@ -25,7 +25,7 @@ class Wrapper:
         assert float_workspace_buffer.dtype is torch.uint8 and not float_workspace_buffer.any()
         assert kv_layout == "NHD" and not use_cuda_graph
 
-    def _keep(self, query_starts, indptr, indices, last_page_len, heads, page_size, dtypes, scale, window_left):
+    def _keep(self, query_starts, indptr, indices, last_page_len, heads, page_size, dtypes, scale, *masks):
         assert {t.dtype for t in (query_starts, indptr, indices, last_page_len)} == {torch.int32}
         assert len(query_starts) == len(indptr) == len(last_page_len) + 1 and len(indices) == indptr[-1]
         assert ((last_page_len >= 1) & (last_page_len <= page_size)).all() and (indptr.diff() > 0).all()
@@ -33,7 +33,7 @@ class Wrapper:
         pages = indices.split(indptr.diff().tolist())
         self._rows = list(zip(query_starts[:-1], query_starts[1:], pages, lengths, strict=True))
         self._heads, self._page_size, self._dtypes = heads, page_size, dtypes
-        self._scale, self._left = scale, window_left
+        self._words = (scale, *masks)
 
     def run(self, q, paged_kv_cache, *args, out=None, lse=None, return_lse=False):
         keys, values = paged_kv_cache
@@ -42,7 +42,7 @@ class Wrapper:
         result = torch.full_like(q, torch.nan)
         for first, last, pages, length in self._rows:
             tokens = slice(int(first), int(last))
-            result[tokens] = type(self).attend(q[tokens], keys, values, pages, int(length), self._scale, self._left)
+            result[tokens] = type(self).attend(q[tokens], keys, values, pages, int(length), *self._words)
         return result
 
 
@@ -58,7 +58,8 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
     ):  # fmt: skip
         heads, dtypes = (num_qo_heads, num_kv_heads, head_dim), (q_data_type, kv_data_type)
         starts = torch.arange(len(indptr), dtype=torch.int32)
-        self._keep(starts, indptr, indices, last_page_len, heads, page_size, dtypes, sm_scale, window_left)
+        masks = (window_left, logits_soft_cap)
+        self._keep(starts, indptr, indices, last_page_len, heads, page_size, dtypes, sm_scale, *masks)
 
 
 class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
@@ -71,7 +72,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         assert causal
         heads, dtypes = (num_qo_heads, num_kv_heads, head_dim_qk), (q_data_type, kv_data_type)
         pages = (paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
-        self._keep(qo_indptr, *pages, heads, page_size, dtypes, sm_scale, window_left)
+        self._keep(qo_indptr, *pages, heads, page_size, dtypes, sm_scale, window_left, logits_soft_cap)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from framework.batch import NULL_BLOCK
 from framework.interfaces import BackendContext
@@ -96,6 +97,27 @@ class ForgetsTheWindow(CpuAttention):
         super().bind([replace(layer, window=None) for layer in layers], kv)
 
 
+class ForgetsTheSinks(CpuAttention):
+    def bind(self, layers, kv):
+        super().bind([replace(layer, sinks=None) for layer in layers], kv)
+
+
+class CapsBehindTheScale(CpuAttention):
+    def bind(self, layers, kv):
+        super().bind([replace(layer, softcap=layer.softcap and layer.softcap * layer.scale) for layer in layers], kv)
+
+
+class GathersAllBlocks(CpuAttention):
+    """Masks what is behind the window, and multiplies it by 0."""
+
+    def plan(self, batch, group):
+        plan = super().plan(batch, group)
+        for span in plan._spans:
+            rows = batch.block_table[group][batch.rows_np, :1].long()
+            span.blocks[:, -1:] = torch.where(span.blocks[:, -1:] == NULL_BLOCK, rows[:1], span.blocks[:, -1:])
+        return plan
+
+
 class LeavesPaddingAsItIs(CpuAttention):
     def plan(self, batch, group):
         plan = super().plan(batch, group)
@@ -170,6 +192,10 @@ FAULTS = [
     (schedulers.CHECKS, SchedulerCase(TakesTheImpossible), "impossible request is refused", "takes a request of 16"),
     (schedulers.CHECKS, SchedulerCase(IgnoresStop), "stop string ends with stop", "says ('abort', None)"),
     (attention_suite.CHECKS, AttentionPlugin(ForgetsTheWindow, host), "output equals the reference", "case window"),
+    (attention_suite.CHECKS, AttentionPlugin(ForgetsTheSinks, host), "output equals the reference", "case sinks"),
+    (attention_suite.CHECKS, AttentionPlugin(CapsBehindTheScale, host), "output equals the reference", "case softcap"),
+    (attention_suite.CHECKS, AttentionPlugin(GathersAllBlocks, host), "blocks behind the window are not read",
+     "with a block of another request behind its window"),
     (attention_suite.CHECKS, AttentionPlugin(LeavesPaddingAsItIs, host), "padding gives zero", "for padding"),
     (attention_suite.CHECKS, AttentionPlugin(TrustsHostTwins, host), "recorded steps serve other requests",
      "recorded for others"),

@@ -19,8 +19,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from framework.batch import NULL_BLOCK, InputBatch
 from framework.errors import ConfigError
 from framework.interfaces import AttentionCaps, AttentionContext, AttentionPlan, KVSpec, LayerSpec
-from framework_attention.products import TILE, Dense, Scratch, Shape, Tiled, row_padding
-from framework_attention.spans import Limits, Span, plan_spans
+from framework_attention.products import TILE, Dense, Scoring, Scratch, Shape, Tiled, row_padding
+from framework_attention.spans import Ints, Limits, Span, first_places, plan_spans
 from framework_attention.steady import NewBlocks, SteadyDecodes
 
 # A fused call a request costs 20 us and 0.1 us a key, a product for all of them some 100 us: measured on two cores.
@@ -38,6 +38,7 @@ class BoundLayer:
     """
 
     spec: LayerSpec
+    scoring: Scoring
     kv: Tensor
     blocks: Tensor
     slots: Tensor
@@ -49,14 +50,22 @@ class BoundLayer:
         two, heads, num_blocks, block_size, dim = kv.shape
         blocks = kv.view(two * heads * num_blocks, block_size * dim)
         slots = kv.view(two, heads, num_blocks * block_size, dim)
-        return cls(spec, kv, blocks, slots, slots[:1], slots[1:])
+        return cls(spec, Scoring.of(spec), kv, blocks, slots, slots[:1], slots[1:])
 
 
 class CpuAttention:
-    """Paged attention over one KV group on the CPU. Takes no options. Source: PagedAttention (SOSP'23), section 4.1."""
+    """Paged attention over one KV group on the CPU. Takes no options. Source: PagedAttention (SOSP'23), section 4.1.
+
+    Blocks that no query of a step reads, behind a window, are not touched: they may be another request's.
+    """
 
     caps: ClassVar[AttentionCaps] = AttentionCaps(
-        block_sizes=(16, 8, 32, 64, 128), any_block_size=True, window=True, batch_invariant=True
+        block_sizes=(16, 8, 32, 64, 128),
+        any_block_size=True,
+        window=True,
+        softcap=True,
+        sinks=True,
+        batch_invariant=True,
     )
 
     def __init__(self, options: Mapping[str, Any], ctx: AttentionContext) -> None:
@@ -82,7 +91,8 @@ class CpuAttention:
             )
         self._layers = {spec.index: BoundLayer.bind(spec, tensor) for spec, tensor in zip(layers, kv, strict=True)}
         num_heads = max(layer.num_heads for layer in layers)
-        max_alone = 0 if self._ctx.batch_invariant else _MAX_ALONE
+        is_plain = all(layer.softcap is None and layer.sinks is None for layer in layers)
+        max_alone = _MAX_ALONE if is_plain and not self._ctx.batch_invariant else 0
         self._limits = Limits(self._ctx.block_size, self._granule, num_heads, windows.pop(), max_alone)
         if self._ctx.batch_invariant:
             dims = {layer.head_dim for layer in layers}
@@ -127,29 +137,29 @@ class SpanProduct:
     def __call__(self, bound: BoundLayer, q: Tensor) -> Tensor:
         """[n * t, Hq, D] -> the same shape, for the span's query tokens."""
         torch.index_select(bound.blocks, 0, self._rows, out=self._gathered)
-        return self._attend(q, bound.spec.scale)
+        return self._attend(q, bound.scoring)
 
     def enter(self, new: NewBlocks) -> None:
-        """Requests of the span go on in further blocks."""
+        """Requests of the span go on in further blocks, or leave some behind."""
         self._by_request[:, new.places, new.columns] = self._offsets + new.blocks
 
 
 class LoneDecode:
     """One query token of one request: torch's fused attention over its keys, where they lie when its blocks are
-    consecutive. Its rounding differs from that of the batched products."""
+    consecutive. Its rounding differs from that of the batched products, and it knows neither soft caps nor sinks."""
 
     def __init__(self, bound: BoundLayer, span: Span, window: int | None, scratch: Scratch) -> None:
         _, heads, num_blocks, block_size, dim = bound.kv.shape
         blocks = span.blocks[0].numpy()
-        self._first = 0 if window is None else max(0, span.num_keys - window)
-        self._length, self._shape = span.num_keys - self._first, (1, heads, bound.spec.num_heads // heads, dim)
+        self._end, self._window = span.num_keys, window
+        self._shape = (1, heads, bound.spec.num_heads // heads, dim)
         self._rows: Tensor | None = None
-        self._start = int(blocks[0]) * block_size + self._first
+        self._origin = int(blocks[0]) * block_size
         if len(blocks) > 1 and (np.diff(blocks) != 1).any():
             self._rows = (torch.arange(2 * heads).unsqueeze(1) * num_blocks + span.blocks).view(-1)
             self._gathered = scratch.take("keys", bound.kv.dtype, len(self._rows), block_size * dim)
             self._both = self._gathered.view(2, 1, heads, -1, dim)
-            self._cut()
+        self._cut()
 
     def __call__(self, bound: BoundLayer, q: Tensor) -> Tensor:
         """[1, Hq, D] -> the same shape."""
@@ -164,12 +174,14 @@ class LoneDecode:
 
     def lengthen(self, by: int) -> None:
         """The request has more keys, in the block of its last one."""
-        self._length += by
-        if self._rows is not None:
-            self._cut()
+        self._end += by
+        self._cut()
 
     def _cut(self) -> None:
-        self._keys, self._values = self._both.narrow(3, self._first, self._length).unbind()
+        first = 0 if self._window is None else max(0, self._end - self._window)
+        self._start, self._length = self._origin + first, self._end - first
+        if self._rows is not None:
+            self._keys, self._values = self._both.narrow(3, first, self._length).unbind()
 
 
 class CpuPlan:
@@ -180,11 +192,7 @@ class CpuPlan:
         query_lens = batch.num_scheduled_tokens_np.astype(np.int64)
         seq_lens = batch.seq_lens.numpy()[: len(rows)]
         starts = batch.query_start_loc.numpy()[: len(rows)].copy()
-        num_blocks = -(-seq_lens // owner._ctx.block_size)
-        columns = np.arange(num_blocks.max(initial=1))
-        tables = batch.block_table[group].numpy()[rows, : len(columns)].astype(np.int64)
-        # Blocks of a prompt that later steps compute hold whatever a former owner left in them, NaN included.
-        tables[columns >= num_blocks[:, None]] = NULL_BLOCK
+        seq_lens, firsts, tables = _tables(batch, group, query_lens, seq_lens, owner._limits)
         self._layers, self._scratch, self._form = owner._layers, owner._scratch, owner._form
         self._limits = owner._limits
         self._slots = batch.slot_mapping[group]
@@ -193,18 +201,19 @@ class CpuPlan:
         self._order, self._inverse = _token_order(self._spans, len(self._slots))
         self._products: dict[tuple[int, int, int, int], SpanProduct | LoneDecode] = {}
         self._steady: SteadyDecodes | None = None
-        if len(self._slots) == len(rows) and self._limits.window is None:
-            self._steady = SteadyDecodes(self._spans, seq_lens, owner._ctx.block_size)
+        if len(self._slots) == len(rows):
+            window = self._limits.window
+            self._steady = SteadyDecodes(self._spans, seq_lens, firsts, owner._ctx.block_size, window)
 
     def advance(self, batch: InputBatch, group: int) -> bool:
         """Moves the plan on to `batch`; False, and nothing has changed, when those decodes do not just go on."""
         if self._steady is None or not batch.goes_on:
             return False
-        entered = self._steady.advance(batch, group)
-        if entered is None:
+        changed = self._steady.advance(batch, group)
+        if changed is None:
             return False
         self._slots = batch.slot_mapping[group]
-        for new in entered:
+        for new in changed:
             self._spans[new.span].blocks.numpy()[new.places, new.columns] = new.blocks
             for (index, *_), product in self._products.items():
                 if new.span == index and isinstance(product, SpanProduct):
@@ -212,7 +221,8 @@ class CpuPlan:
         for product in self._products.values():
             if isinstance(product, LoneDecode):
                 product.lengthen(1)
-        self._fresh = torch.from_numpy(np.concatenate([new.blocks for new in entered])) if entered else None
+        entered = [new.blocks for new in changed if not new.is_left]
+        self._fresh = torch.from_numpy(np.concatenate(entered)) if entered else None
         return True
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -250,6 +260,31 @@ class CpuPlan:
             bound.kv.index_fill_(2, self._fresh, 0)
         bound.slots[0].index_copy_(1, self._slots, k.transpose(0, 1))
         bound.slots[1].index_copy_(1, self._slots, v.transpose(0, 1))
+
+
+def _tables(
+    batch: InputBatch, group: int, query_lens: Ints, seq_lens: Ints, limits: Limits
+) -> tuple[Ints, Ints | None, Ints]:
+    """Readable context [R] and blocks [R, columns] of each row from its first place on, and that place, None for 0.
+
+    Blocks of a prompt that later steps compute hold whatever a former owner left in them, NaN included, and those
+    behind a window may be another request's: the null block stands in their place.
+    """
+    rows, size, table = batch.rows_np, limits.block_size, batch.block_table[group].numpy()
+    if limits.window is None:
+        num_blocks = -(-seq_lens // size)
+        columns = np.arange(num_blocks.max(initial=1))
+        tables = table[rows, : len(columns)].astype(np.int64)
+        tables[columns >= num_blocks[:, None]] = NULL_BLOCK
+        return seq_lens, None, tables
+    needed, firsts = first_places(query_lens, seq_lens, limits)
+    seq_lens = seq_lens - firsts
+    num_blocks = -(-seq_lens // size)
+    columns = np.arange(num_blocks.max(initial=1))
+    places = (firsts // size)[:, None] + columns
+    tables = table[rows[:, None], np.minimum(places, table.shape[1] - 1)].astype(np.int64)
+    tables[(columns >= num_blocks[:, None]) | (places < (needed // size)[:, None])] = NULL_BLOCK
+    return seq_lens, firsts, tables
 
 
 def _token_order(spans: Sequence[Span], num_tokens: int) -> tuple[Tensor | None, Tensor | None]:

@@ -33,6 +33,7 @@ class FlashAttn:
         dtypes=("bfloat16", "float16"),
         graph="decode",
         window=True,
+        softcap=True,
     )
 
     def __init__(self, options: Mapping[str, Any], ctx: AttentionContext) -> None:
@@ -71,9 +72,10 @@ def _pages_of_rows(batch: InputBatch, group: int, block_size: int) -> Tensor:
 
 
 def _masked(spec: LayerSpec) -> dict[str, Any]:
-    """Arguments that both functions of the library share. Its window counts the keys before a query's own."""
+    """Arguments that both functions of the library share. Its window counts the keys before a query's own, and it reads
+    no page that is wholly behind one. Its soft cap is 0 for none."""
     window = (-1, -1) if spec.window is None else (spec.window - 1, 0)
-    return {"softmax_scale": spec.scale, "causal": True, "window_size": window}
+    return {"softmax_scale": spec.scale, "causal": True, "window_size": window, "softcap": spec.softcap or 0.0}
 
 
 class Decodes:

@@ -41,6 +41,7 @@ class FlashInfer:
         dtypes=("bfloat16", "float16"),
         graph="never",  # a plan made for other lengths than a step's cuts its work wrongly
         window=True,
+        softcap=True,
         needs_exact_lens=True,
     )
 
@@ -60,17 +61,18 @@ class FlashInfer:
 
     def bind(self, layers: Sequence[LayerSpec], kv: Sequence[Tensor]) -> None:
         """Raises ConfigError when the layers do not share what a step's plan holds."""
-        shapes = {(one.window, one.num_heads, one.num_kv_heads, one.head_dim, one.scale) for one in layers}
+        shapes = {(one.window, one.num_heads, one.num_kv_heads, one.head_dim, one.scale, one.softcap) for one in layers}
         if len(shapes) > 1:
             raise ConfigError(
                 f"attention=flashinfer: one KV group holds layers of several (window, heads, KV heads, head_dim, "
-                f"scale): {sorted(shapes, key=str)}. Give each a group of its own, or use another attention"
+                f"scale, soft cap): {sorted(shapes, key=str)}. Give each a group of its own, or use another attention"
             )
         self.layers = {spec.index: Pages(spec, memory) for spec, memory in zip(layers, kv, strict=True)}
-        ((window, num_heads, num_kv_heads, head_dim, scale),) = shapes
+        ((self._window, num_heads, num_kv_heads, head_dim, scale, softcap),) = shapes
         self._shape = (num_heads, num_kv_heads, head_dim, self._ctx.block_size)
         self._words = {
-            "window_left": -1 if window is None else window - 1,  # keys before a query's own
+            "window_left": -1 if self._window is None else self._window - 1,  # keys before a query's own
+            "logits_soft_cap": softcap,
             "sm_scale": scale,
             "q_data_type": self._ctx.dtype,
             "kv_data_type": self._ctx.dtype,
@@ -91,10 +93,13 @@ class FlashInfer:
             return FlashInferPlan(self.layers, None, slots, 0)
         scheduled, lengths = scheduled[:num_rows], batch.seq_lens_max_np[:num_rows]
         size = self._ctx.block_size
-        num_pages = -(-lengths // size)
+        # Under a window a row's pages begin with the first that is read: positions count from the row's end.
+        behind = np.maximum(lengths - scheduled - (self._window or lengths.max()) + 1, 0) // size
+        num_pages = -(-lengths // size) - behind
+        lengths = lengths - behind * size
         pages = (
             _starts(num_pages),
-            _indices(batch, group, num_rows, int(num_pages.sum()), size),
+            _indices(batch, group, num_rows, int(num_pages.sum()), size, self._window),
             torch.from_numpy((lengths - (num_pages - 1) * size).astype(np.int32)),  # tokens of the last page
         )
         num_tokens = int(scheduled.sum())
@@ -112,11 +117,18 @@ def _starts(counts: NDArray[Any]) -> Tensor:
     return torch.from_numpy(starts)
 
 
-def _indices(batch: InputBatch, group: int, num_rows: int, total: int, block_size: int) -> Tensor:
-    """[total] int32: the pages of the first num_rows rows, one row's behind the other's. Waits for nothing."""
-    held = (batch.seq_lens[:num_rows] + block_size - 1) // block_size
+def _indices(batch: InputBatch, group: int, num_rows: int, total: int, block_size: int, window: int | None) -> Tensor:
+    """[total] int32: the pages of the first num_rows rows, each from the first that is read on, one row's behind the
+    other's. Waits for nothing."""
+    lengths = batch.seq_lens[:num_rows]
+    behind = torch.zeros_like(lengths)
+    if window is not None:
+        is_uniform = len(batch.input_ids) == num_rows
+        scheduled = 1 if is_uniform else batch.query_start_loc[: num_rows + 1].diff()
+        behind = (lengths - scheduled - window + 1).clamp(min=0) // block_size
+    held = (lengths + block_size - 1) // block_size - behind
     row = torch.repeat_interleave(held, output_size=total)
-    column = torch.arange(total, device=held.device) - (held.cumsum(0) - held)[row]
+    column = torch.arange(total, device=held.device) - (held.cumsum(0) - held - behind)[row]
     return batch.block_table[group][batch.idx_mapping[row], column]
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from framework.errors import ConfigError
+from framework.interfaces import LayerSpec
 
 TILE = 64
 """Keys a product of the fixed form covers, at least; tiles start at multiples of it in the request's own positions."""
@@ -61,6 +62,27 @@ class Shape:
         return rows.permute(1, 2, 0, 3, 4).reshape(self.requests * self.queries, -1, self.dim)
 
 
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """What makes scores of products, and what joins their softmax. sinks [Hk, 1, 1, G, 1] float32, None without."""
+
+    scale: float
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    @classmethod
+    def of(cls, spec: LayerSpec) -> Scoring:
+        sinks = None if spec.sinks is None else spec.sinks.float().view(spec.num_kv_heads, 1, 1, -1, 1)
+        return cls(spec.scale, spec.softcap, sinks)
+
+    def cap(self, products: Tensor) -> float:
+        """Turns float32 products into capped scores but for the factor that it returns; in place."""
+        if self.softcap is None:
+            return self.scale
+        products.mul_(self.scale / self.softcap).tanh_()
+        return self.softcap
+
+
 class Dense:
     """The fast form: two products over the whole context. Rounding depends on shapes, hence on the neighbours.
 
@@ -72,19 +94,35 @@ class Dense:
         sizes = (len(keys), shape.queries * shape.group, keys.shape[1])
         self._shape, self._keys, self._values, self._mask = shape, keys.transpose(1, 2), values, mask
         # Products round to their own dtype; the softmax counts in float32, in the same memory when that is the dtype.
+        self._is_wide = keys.dtype == torch.float32
         self._scores = scratch.take("scores", keys.dtype, *sizes)
         self._weights = scratch.take("scores", torch.float32, *sizes)
         by_query = (shape.heads, shape.requests, shape.queries, shape.group, -1)
         self._scores_by_query, self._weights_by_query = self._scores.view(by_query), self._weights.view(by_query)
 
-    def __call__(self, q: Tensor, scale: float) -> Tensor:
+    def __call__(self, q: Tensor, scoring: Scoring) -> Tensor:
         """[n * t, Hq, D] -> the same shape."""
         torch.bmm(self._shape.split(q), self._keys, out=self._scores)
-        torch.add(self._mask, self._scores_by_query, alpha=scale, out=self._weights_by_query)
-        torch.softmax(self._weights, dim=-1, out=self._weights)
-        if self._scores.dtype != torch.float32:
+        if scoring.softcap is None:
+            torch.add(self._mask, self._scores_by_query, alpha=scoring.scale, out=self._weights_by_query)
+        else:
+            factor = scoring.cap(self._weights if self._is_wide else self._weights.copy_(self._scores))
+            torch.add(self._mask, self._weights_by_query, alpha=factor, out=self._weights_by_query)
+        if scoring.sinks is None:
+            torch.softmax(self._weights, dim=-1, out=self._weights)
+        else:
+            _softmax_with_sinks(self._weights_by_query, scoring.sinks)
+        if not self._is_wide:
             self._scores.copy_(self._weights)
         return self._shape.join(torch.bmm(self._scores, self._values))
+
+
+def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> None:
+    """Softmax over the last dimension of scores [Hk, n, t, G, L] with a further score a head that has no value; in
+    place. Source: Efficient Streaming Language Models with Attention Sinks (arXiv 2309.17453), section 3.2."""
+    top = torch.maximum(scores.amax(-1, keepdim=True), sinks)
+    scores.sub_(top).exp_()
+    scores.div_(scores.sum(-1, keepdim=True).add_((sinks - top).exp_()))
 
 
 class Tiled:
@@ -106,19 +144,31 @@ class Tiled:
         self._keys, self._values = keys.view(-1, tile, shape.dim).transpose(1, 2), values.view(-1, tile, shape.dim)
         self._mask = mask.view(shape.requests, shape.queries, 1, tiles, tile).permute(0, 3, 1, 2, 4)
 
-    def __call__(self, q: Tensor, scale: float) -> Tensor:
+    def __call__(self, q: Tensor, scoring: Scoring) -> Tensor:
         """[n * t, Hq, D] -> the same shape."""
         shape, tiles = self._shape, self._tiles
         rows = shape.queries * shape.group
         queries = functional.pad(shape.split(q), (0, 0, 0, self._missing)).unsqueeze(1).expand(-1, tiles, -1, -1)
-        scores = torch.bmm(queries.flatten(0, 1), self._keys).float().mul_(scale)
+        scores = torch.bmm(queries.flatten(0, 1), self._keys).float()
+        scores.mul_(scoring.cap(scores))
         by_tile = scores.view(shape.heads, shape.requests, tiles, rows + self._missing, -1)
         by_tile[:, :, :, :rows].unflatten(3, (shape.queries, shape.group)).add_(self._mask)
-        by_tile.sub_(by_tile.amax((2, 4), keepdim=True)).exp_()
+        top = by_tile.amax((2, 4), keepdim=True)
+        sinks = None if scoring.sinks is None else self._sinks_of_rows(scoring.sinks)
+        if sinks is not None:
+            top = torch.maximum(top, sinks)
+        by_tile.sub_(top).exp_()
         total = _sum_in_order(by_tile.sum(-1))
+        if sinks is not None:
+            total += (sinks - top).exp_().view(total.shape)
         parts = torch.bmm(scores.to(q.dtype), self._values).float()
         out = _sum_in_order(parts.view(*by_tile.shape[:4], shape.dim)) / total.unsqueeze(-1)
         return shape.join(out[:, :, :rows].to(q.dtype).contiguous())
+
+    def _sinks_of_rows(self, sinks: Tensor) -> Tensor:
+        """[Hk, 1, 1, rows, 1]: each row's, padded ones included."""
+        by_row = sinks.expand(-1, -1, self._shape.queries, -1, -1).reshape(self._shape.heads, -1)
+        return functional.pad(by_row, (0, self._missing)).view(self._shape.heads, 1, 1, -1, 1)
 
 
 def _sum_in_order(parts: Tensor) -> Tensor:

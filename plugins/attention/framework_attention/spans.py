@@ -1,7 +1,8 @@
 """How one step's queries are cut into batched products over blocks: host arithmetic, once a step, no KV touched.
 
 A `Span` is one product: many decodes of about one length, or some queries of one chunk, with the keys they read. Made
-by `plan_spans`, which `cpu.CpuAttention.plan` calls.
+by `plan_spans`, which `cpu.CpuAttention.plan` calls. Under a window the places of keys are counted from each request's
+first block that is read, here and in `steady`: what lies before it is not known.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ _SPLIT_COST_KEYS = 3000
 # Bounds of the gathered keys and of the scores of one product, so that a large step does not need large scratch memory.
 _MAX_KEYS = 16384
 _MAX_SCORES = 1 << 19
+# Under a window a product of many queries has many keys that each of them may not read, one of few queries few rows.
+_MIN_WINDOWED_QUERIES = 64
+# Room for decodes under a window to go on: all of them are about as long as it is, and one would soon enter a block.
+_SPARE_KEYS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +62,21 @@ class Span:
     mask: Tensor
 
 
+def first_places(query_lens: Ints, seq_lens: Ints, limits: Limits) -> tuple[Ints, Ints]:
+    """Of each request under a window: the first key that a query reads, and a multiple of granule at or before it, from
+    where places are counted. [R] each."""
+    assert limits.window is not None
+    needed = np.maximum(seq_lens - query_lens - limits.window + 1, 0)
+    return needed, needed // limits.granule * limits.granule
+
+
 def plan_spans(starts: Ints, query_lens: Ints, seq_lens: Ints, tables: Ints, limits: Limits) -> list[Span]:
     """Spans that cover every query token of a request with seq_len > 0.
 
     starts      [R] first token of each request in the batch
     query_lens  [R] query tokens of each request
-    seq_lens    [R] readable context, its own tokens included
-    tables      [R, max_blocks] physical blocks of each request
+    seq_lens    [R] readable context, its own tokens included, from the first place on
+    tables      [R, max_blocks] physical blocks of each request, from the first place on
     """
     is_decode = (query_lens == 1) & (seq_lens > 0)
     if len(starts) > limits.max_alone and is_decode.all() and not _worth_cutting(seq_lens):
@@ -105,22 +118,36 @@ def _cut(rows: Ints, seq_lens: Ints) -> Iterator[Ints]:
 
 def _decode_span(tokens: Ints, seq_lens: Ints, tables: Ints, limits: Limits) -> Span:
     num_keys = int(seq_lens.max())
-    length = _round_up(num_keys, limits.granule)
+    spare = _SPARE_KEYS if limits.window is not None and len(tokens) > 1 else 0
+    length = _round_up(num_keys + spare, limits.granule)
     mask = _mask(seq_lens[:, None] - 1, length, limits.window)
     return Span(tokens, 1, num_keys, _blocks(tables, length, limits), mask)
 
 
 def _chunk_spans(start: int, num_queries: int, seq_len: int, table: Ints, limits: Limits) -> Iterator[Span]:
-    """Cuts a chunk by queries. Each span has keys up to its last query only: those behind it are read by none."""
-    step = max(1, _MAX_SCORES // (_round_up(seq_len, limits.granule) * limits.num_heads))
+    """Cuts a chunk by queries. Each span has keys from the first one of its first query to its last query: the others
+    are read by none."""
+    step = _queries_of_a_span(seq_len, limits)
     for begin in range(0, num_queries, step):
         end = min(begin + step, num_queries)
         positions = np.arange(begin, end)[None] + (seq_len - num_queries)
+        before = 0
+        if limits.window is not None:
+            before = max(0, int(positions[0, 0]) - limits.window + 1) // limits.granule * limits.granule
+            positions -= before
         num_keys = int(positions[0, -1]) + 1
         length = _round_up(num_keys, limits.granule)
         mask = _mask(positions, length, limits.window)
-        blocks = _blocks(table[None], length, limits)
+        blocks = _blocks(table[None, before // limits.block_size :], length, limits)
         yield Span(np.arange(start + begin, start + end), end - begin, num_keys, blocks, mask)
+
+
+def _queries_of_a_span(seq_len: int, limits: Limits) -> int:
+    if limits.window is None:
+        return max(1, _MAX_SCORES // (_round_up(seq_len, limits.granule) * limits.num_heads))
+    step = max(limits.window, _MIN_WINDOWED_QUERIES)
+    num_keys = _round_up(min(seq_len, limits.window + step), limits.granule) + limits.granule
+    return max(1, min(step, _MAX_SCORES // (num_keys * limits.num_heads)))
 
 
 def _blocks(tables: Ints, length: int, limits: Limits) -> Tensor:

@@ -61,7 +61,7 @@ def prompt_kernel(
     )
     scale_2 = scale * LOG2_E
     table = paged.table + table_row.to(tl.int64) * columns
-    blocks = (paged.kv + head * (BLOCK_SIZE * DIM), table)
+    blocks = (paged.kv + head * (BLOCK_SIZE * DIM), table, first)
     if own_k is None:
         state = _attend_blocks(
             state, rows, position, blocks, begin, end, scale_2, KV_HEADS, DIM, DIM_PAD, BLOCK_SIZE, TILE, WINDOW, True,
@@ -105,9 +105,10 @@ def _attend_blocks(
 ):  # fmt: skip
     """The softmax's (top, mass, total), moved on over cached keys begin .. end, begin at a multiple of TILE.
 
+    blocks  KV memory of the head, the request's block table, position of the tile's first query
     MASKED False: they are whole tiles, and every query reads them all
     """
-    kv, table = blocks
+    kv, table, first = blocks
     top, mass, total = state
     d = tl.arange(0, DIM_PAD)[None, :]
     in_dim = d < DIM
@@ -120,6 +121,8 @@ def _attend_blocks(
         mask = in_dim
         if MASKED:
             mask = (at < end)[:, None] & in_dim
+        if WINDOW > 0:  # a block behind the window of the tile's first query may be another request's
+            mask = mask & (at > first - WINDOW)[:, None]
         k = tl.load(keys, mask=mask, other=0.0)
         v = tl.load(keys + KV_HEADS * BLOCK_SIZE * DIM, mask=mask, other=0.0)
         top, mass, total = _turn(top, mass, total, q, k, v, at, position, end, scale_2, WINDOW, MASKED)
