@@ -6,16 +6,13 @@ too where it takes them (`interfaces.TakesProjections`); this module never sees 
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from framework.interfaces import ForwardContext, HeadNorms, ModelContext, Rotation, TakesProjections
+from framework.interfaces import ForwardContext, HeadNorms, Linear, ModelContext, Rotation, TakesProjections
 from framework.layers.head_order import reorder_heads
 from framework.layers.linear import NormedLinear, load_linear
-from framework.layers.norm import Norm, RMSNorm
+from framework.layers.norm import Factor, Norm, RMSNorm
 from framework.layers.rope import Rotary
 
 
@@ -65,12 +62,13 @@ class ForwardPass:
 class Attention:
     """Grouped-query attention of one layer, declared to the backend at construction.
 
-    rotary       how queries and keys are rotated, None for not at all
-    bias         whether q, k and v have one; out_bias: whether the output product has
-    qk_norm_eps  not None: q and k are RMS-normalised before the rotation (`q_norm`, `k_norm`)
-    qk_norm      over each "head", each head with a weight "around_one" (`RMSNorm`), or over the "whole" projection
-    is_fused     the checkpoint has q, k and v as one tensor, `qkv_proj`, in this order
-    scale        of the scores; None: head_dim ** -0.5
+    rotary          how queries and keys are rotated, None for not at all
+    bias            whether q, k and v have one; out_bias: whether the output product has, None for as they
+    qk_norm_eps     not None: q and k are RMS-normalised before the rotation (`q_norm`, `k_norm`)
+    qk_norm_factor  of these norms, as in `RMSNorm`; qk_norm_whole: each is over all heads of a token together
+    is_fused        the checkpoint has q, k and v as one tensor, `qkv_proj`, in this order
+    products        the fused product and the output's, where a family loads them by itself
+    scale           of the scores; None: head_dim ** -0.5
     window, softcap, sinks as in `interfaces.LayerSpec`
     """
 
@@ -100,31 +98,26 @@ class Attention:
         num_kv_heads: int,
         head_dim: int,
         rotary: Rotary | None,
-        bias: bool,
+        bias: bool = False,
         out_bias: bool | None = None,
         qk_norm_eps: float | None = None,
-        qk_norm: Literal["head", "around_one", "whole"] = "head",
+        qk_norm_factor: Factor = "rounded",
+        qk_norm_whole: bool = False,
         is_fused: bool = False,
+        products: tuple[Linear, Linear] | None = None,
         scale: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> None:
-        q, kv = num_heads * head_dim, num_kv_heads * head_dim
         self._widths = [num_heads, num_kv_heads, num_kv_heads]
         self._num_all, self._num_rotated = sum(self._widths), num_heads + num_kv_heads
         self.head_dim = head_dim
-        parts = [(f"{prefix}.q_proj", q), (f"{prefix}.k_proj", kv), (f"{prefix}.v_proj", kv)]
-        if is_fused:
-            parts = [(f"{prefix}.qkv_proj", q + 2 * kv)]
-        order = None if rotary is None else rotary.order
-        reorder = None if order is None else partial(self._reordered, order=order)
-        self._qkv = NormedLinear(ctx, load_linear(ctx, parts, hidden_size, bias=bias, reorder=reorder))
-        self._out = load_linear(
-            ctx, [(f"{prefix}.o_proj", hidden_size)], q, bias=bias if out_bias is None else out_bias
-        )
         self._rotary, self._rotate = rotary, ctx.backend.layer_ops.rotate
-        self._load_norms(ctx, prefix, qk_norm_eps, qk_norm, order)
+        if products is None:
+            products = self._load_products(ctx, prefix, hidden_size, bias, out_bias, is_fused)
+        self._qkv, self._out = NormedLinear(ctx, products[0]), products[1]
+        self._load_norms(ctx, prefix, qk_norm_eps, qk_norm_factor, qk_norm_whole)
         self.index = ctx.add_layer(
             "full" if window is None else "sliding",
             num_heads,
@@ -136,29 +129,39 @@ class Attention:
             sinks=sinks,
         )
 
-    def _reordered(self, rows: Tensor, order: list[int]) -> Tensor:
-        """Rows of the stacked product with the heads that are rotated in `order`."""
+    def _load_products(
+        self, ctx: ModelContext, prefix: str, hidden_size: int, bias: bool, out_bias: bool | None, is_fused: bool
+    ) -> tuple[Linear, Linear]:
+        parts = [
+            (f"{prefix}.{name}_proj", width * self.head_dim) for name, width in zip("qkv", self._widths, strict=True)
+        ]
+        attended = parts[0][1]
+        if is_fused:
+            parts = [(f"{prefix}.qkv_proj", self._num_all * self.head_dim)]
+        qkv = load_linear(ctx, parts, hidden_size, bias=bias, reorder=self._reordered)
+        has_bias = bias if out_bias is None else out_bias
+        return qkv, load_linear(ctx, [(f"{prefix}.o_proj", hidden_size)], attended, bias=has_bias)
+
+    def _reordered(self, rows: Tensor) -> Tensor:
+        """Rows of the stacked product with the heads that are rotated in the order in which kernels rotate them."""
+        if self._rotary is None:
+            return rows
         rotated, values = rows.split([self._num_rotated * self.head_dim, self._widths[2] * self.head_dim])
-        moved = reorder_heads(rotated, order)
+        moved = reorder_heads(rotated, self._rotary.order)
         return rows if moved is rotated else torch.cat((moved, values))
 
-    def _load_norms(
-        self, ctx: ModelContext, prefix: str, eps: float | None, kind: str, order: list[int] | None
-    ) -> None:
+    def _load_norms(self, ctx: ModelContext, prefix: str, eps: float | None, factor: Factor, is_whole: bool) -> None:
         self._q_norm, self._k_norm, self._head_norms = None, None, None
+        # a plan normalises single heads, by weights of the model's dtype (`interfaces.HeadNorms`)
+        self._fuses_heads = eps is None or (factor == "rounded" and not is_whole)
         if eps is None:
-            self._fuses_heads = True
             return
-        sizes = [width * self.head_dim if kind == "whole" else self.head_dim for width in self._widths]
-        self._q_norm, self._k_norm = (
-            RMSNorm(ctx, f"{prefix}.{name}", size, eps, around_one=kind == "around_one")
-            for name, size in zip(("q_norm", "k_norm"), sizes, strict=False)
-        )
-        if order is not None:
+        num_heads, num_kv_heads, _ = self._widths if is_whole else (1, 1, 1)
+        self._q_norm = RMSNorm(ctx, f"{prefix}.q_norm", num_heads * self.head_dim, eps, factor)
+        self._k_norm = RMSNorm(ctx, f"{prefix}.k_norm", num_kv_heads * self.head_dim, eps, factor)
+        if self._rotary is not None:
             for norm in (self._q_norm, self._k_norm):
-                norm.weight = reorder_heads(norm.weight, order)
-        # a plan normalises heads by weights of the model's dtype (`interfaces.HeadNorms`), and nothing wider than heads
-        self._fuses_heads = kind == "head"
+                norm.weight = reorder_heads(norm.weight, self._rotary.order)
         if self._fuses_heads:
             self._head_norms = HeadNorms(self._q_norm.weight, self._k_norm.weight, eps)
 

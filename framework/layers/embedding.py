@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from framework.errors import CheckpointError
 from framework.interfaces import ModelContext
 
 
@@ -27,6 +28,27 @@ class Embedding:
         """[T] -> [T, hidden_size]."""
         found = functional.embedding(input_ids, self.weight)
         return found if self._scale is None else found * self._scale
+
+
+class PositionEmbedding:
+    """A learnt vector for each position: `name.weight` [num_positions, hidden_size].
+
+    Raises CheckpointError where max_model_len is beyond them.
+    """
+
+    __slots__ = ("weight",)
+
+    def __init__(self, ctx: ModelContext, name: str, num_positions: int, hidden_size: int) -> None:
+        if ctx.max_model_len > num_positions:
+            raise CheckpointError(
+                f"{name}.weight has {num_positions} positions, but max_model_len is {ctx.max_model_len}. "
+                f"Use at most engine.max_model_len={num_positions}."
+            )
+        self.weight = ctx.weights.take(f"{name}.weight", (num_positions, hidden_size))
+
+    def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [T, hidden_size], positions [T] -> x with their vectors added."""
+        return x + self.weight.index_select(0, positions)
 
 
 class LMHead:

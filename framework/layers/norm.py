@@ -5,12 +5,14 @@ Each can add the residual stream in the same operation. Which of them a block ha
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from framework.interfaces import ModelContext
+
+Factor = Literal["rounded", "wide", "around_one"]
 
 
 class Norm(Protocol):
@@ -29,19 +31,18 @@ class Norm(Protocol):
 class RMSNorm:
     """Normalises the last dimension; `add` does so after adding the residual, in one operation.
 
-    around_one  the checkpoint's weight is the factor less 1, and the factor is kept in float32: the product is rounded
-                once, as the Gemma families do (arXiv 2403.08295)
+    factor  "rounded": the weight is of the model's dtype, and so is what it multiplies (Llama). "wide": the weight is
+            kept in float32, and the product is rounded once (OLMo 2). "around_one": the same of 1 + weight (Gemma)
     """
 
     __slots__ = ("_add_rms_norm", "_rms_norm", "eps", "fusable", "weight")
 
-    def __init__(self, ctx: ModelContext, name: str, size: int, eps: float, *, around_one: bool = False) -> None:
-        dtype = torch.float32 if around_one else None
-        self.weight = ctx.weights.take(f"{name}.weight", (size,), dtype)
-        if around_one:
+    def __init__(self, ctx: ModelContext, name: str, size: int, eps: float, factor: Factor = "rounded") -> None:
+        self.weight = ctx.weights.take(f"{name}.weight", (size,), None if factor == "rounded" else torch.float32)
+        if factor == "around_one":
             self.weight = self.weight + 1.0
         self.eps = eps
-        self.fusable = None if around_one else self
+        self.fusable = self if factor == "rounded" else None
         self._rms_norm = ctx.backend.layer_ops.rms_norm
         self._add_rms_norm = ctx.backend.layer_ops.add_rms_norm
 

@@ -5,8 +5,13 @@ import torch
 
 from framework.errors import CheckpointError
 from framework_loaders.dummy import DummySource
+from framework_models.gemma2 import Gemma2
+from framework_models.gemma3 import Gemma3
+from framework_models.gpt2 import Gpt2
 from framework_models.llama import Llama
 from framework_models.mistral import Mistral
+from framework_models.olmo2 import Olmo2
+from framework_models.phi3 import Phi3
 from framework_models.qwen2 import Qwen2
 from framework_models.qwen3 import Qwen3
 from framework_models.smollm3 import SmolLM3
@@ -76,12 +81,44 @@ def test_a_window_that_is_off_is_none_and_one_that_is_named_without_being_there_
         (Qwen3, {"layer_types": 3}, "layer_types must be a list of words, got 3"),
         (Mistral, {"sliding_window": 4, "layer_types": ["full_attention"]}, "layer_types full_attention are not built"),
         (Mistral, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0 is not built yet"),
+        (Gemma2, {"hidden_activation": "gelu"}, "hidden_activation='gelu' is not served. Served: gelu_pytorch_tanh"),
+        (Gemma2, {"attn_logit_softcapping": -1.0}, r"attn_logit_softcapping must be a number above 0, got -1\.0"),
+        (Gemma2, {"query_pre_attn_scalar": "big"}, "query_pre_attn_scalar must be a number above 0, got 'big'"),
+        (Gemma2, {"use_bidirectional_attention": True}, "use_bidirectional_attention=True is not built yet"),
+        (Gemma2, {"rope_local_base_freq": 1e4}, r"rope_local_base_freq=10000\.0 is not built yet"),
+        (Gemma3, {"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping=50\.0 is not built yet"),
+        (Gemma3, {"rope_parameters": {"sliding_attention": {}}}, "says nothing of full_attention, only of sliding_att"),
+        (Olmo2, {"sliding_window": 4}, "sliding_window=4 is not built yet"),
+        (Phi3, {"partial_rotary_factor": 0.3}, "partial_rotary_factor=0.3 rotates 1 of head_dim=4 dimensions"),
+        (Llama, {"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5 is not built yet"),
+        (Llama, {"rope_interleaved": True}, "rope_interleaved=True is not built yet"),
         (SmolLM3, {"no_rope_layers": []}, r"no_rope_layers must hold a 0 or a 1 for each layer, got \[\]"),
     ],
 )
 def test_families_refuse_what_they_do_not_have(target, edits, message, build_model):
     with pytest.raises(CheckpointError, match=message):
         build_model(target, {**CONFIG, **edits}, weights())
+
+
+GPT2 = {"vocab_size": 32, "n_embd": 16, "n_layer": 1, "n_head": 4, "n_positions": 16}
+
+
+@pytest.mark.parametrize(
+    ("edits", "message"),
+    [
+        ({"n_head": 3}, "n_embd=16 is no multiple of n_head=3"),
+        ({"activation_function": "relu"}, "activation_function='relu' is not served. Served: gelu_new, gelu_pytorch_t"),
+        ({"add_cross_attention": True}, "add_cross_attention=true asks for an encoder"),
+        (
+            {"n_positions": 15},
+            "wpe.weight has 15 positions, but max_model_len is 16. Use at most engine",
+        ),
+        ({"attention_bias": True}, "attention_bias=true is unknown to this family"),
+    ],
+)
+def test_gpt2_refuses_what_it_does_not_have(edits, message, build_model):
+    with pytest.raises(CheckpointError, match=message):
+        build_model(Gpt2, {**GPT2, **edits}, weights(), max_model_len=16)
 
 
 def test_keys_without_effect_on_the_output_are_accepted(build_model):

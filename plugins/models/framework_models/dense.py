@@ -6,6 +6,7 @@ the output is refused by name. No tensor is touched here. Used by the model fami
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +50,7 @@ _INERT: Mapping[str, Collection[Any]] = {
 _SILU = ("silu", "swish")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
-Slides = Callable[[Mapping[str, Any], int], bool]
+OfLayer = Callable[[Mapping[str, Any], int], bool]
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,9 @@ class Family:
     qkv_bias      of a family whose config has no key for it
     slides        (config, layer) -> whether a layer has the window, where `layer_types` does not say. For a family that
                   knows `sliding_window`
+    rotates       (config, layer) -> whether a layer rotates queries and keys
     activation    key of the feed-forward block's activation, and the names of the one it has
+    attention_cap, logit_cap, query_scalar  of a config without the key, in a family that knows it
     """
 
     knows: Collection[str] = ("attention_bias",)
@@ -72,7 +75,11 @@ class Family:
     tied: bool = False
     theta: float = DEFAULT_THETA
     qkv_bias: bool = False
-    slides: Slides = lambda config, layer: True
+    slides: OfLayer = lambda config, layer: True
+    rotates: OfLayer = lambda config, layer: True
+    attention_cap: float | None = None
+    logit_cap: float | None = None
+    query_scalar: float | None = None
     activation: tuple[str, Collection[str]] = ("hidden_act", _SILU)
 
 
@@ -80,7 +87,11 @@ class Family:
 class DenseConfig:
     """Sizes and switches of a decoder.
 
-    windows  of each layer: readable positions, None for all
+    windows      of each layer: readable positions, None for all
+    rotated      of each layer: whether it rotates queries and keys
+    window_rope  how layers with a window rotate, None for as the others
+    scale        of attention scores, None for head_dim ** -0.5
+    attention_cap, logit_cap  soft caps of scores and logits
     """
 
     vocab_size: int
@@ -97,6 +108,11 @@ class DenseConfig:
     mlp_bias: bool
     rope: RopeConfig
     windows: tuple[int | None, ...]
+    rotated: tuple[bool, ...]
+    window_rope: RopeConfig | None = None
+    scale: float | None = None
+    attention_cap: float | None = None
+    logit_cap: float | None = None
 
 
 def read_dense(config: Mapping[str, Any], family: Family, *, rope: RopeConfig | None = None) -> DenseConfig:
@@ -121,6 +137,10 @@ def read_dense(config: Mapping[str, Any], family: Family, *, rope: RopeConfig | 
         mlp_bias="mlp_bias" in family.knows and read_switch(config, "mlp_bias"),
         rope=rope or read_rope(config, theta=family.theta, is_partial="partial_rotary_factor" in family.knows),
         windows=read_windows(config, family, num_layers),
+        rotated=tuple(family.rotates(config, layer) for layer in range(num_layers)),
+        scale=_scale(config, family),
+        attention_cap=_known_number(config, family, "attn_logit_softcapping", family.attention_cap),
+        logit_cap=_known_number(config, family, "final_logit_softcapping", family.logit_cap),
     )
 
 
@@ -179,6 +199,20 @@ def refuse_unknown(config: Mapping[str, Any], family: Family) -> None:
             f"config.json: {key}={activation!r} is not served. Served: {', '.join(served)}. "
             "Use a checkpoint of one of these."
         )
+
+
+def _scale(config: Mapping[str, Any], family: Family) -> float | None:
+    scalar = _known_number(config, family, "query_pre_attn_scalar", family.query_scalar)
+    return None if scalar is None else scalar**-0.5
+
+
+def _known_number(config: Mapping[str, Any], family: Family, key: str, default: float | None) -> float | None:
+    """A number above 0 or None, of a key that the family knows; None of another one."""
+    value = config.get(key, default) if key in family.knows else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and 0 < value < math.inf):  # NaN is above of nothing
+        raise CheckpointError(f"config.json: {key} must be a number above 0, got {value!r}.")
+    return None if value is None else float(value)
 
 
 def _kv_heads(config: Mapping[str, Any], heads: int) -> int:

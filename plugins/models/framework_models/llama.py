@@ -5,7 +5,7 @@ Reads top to bottom as the model: embedding, layers, final norm, head. Attention
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -15,7 +15,7 @@ from framework.layers.attention import Attention
 from framework.layers.decoder import AttentionBlock, DecoderLayer, DecoderStack, FeedForward
 from framework.layers.embedding import Embedding, LMHead
 from framework.layers.mlp import GatedMLP
-from framework.layers.norm import RMSNorm
+from framework.layers.norm import Factor, RMSNorm
 from framework.layers.rope import Rotary
 from framework_models.dense import DenseConfig, Family, read_dense
 
@@ -26,28 +26,36 @@ class Llama:
     # Old checkpoints carry their frequencies, which are computed here.
     ignored_weights: ClassVar[tuple[str, ...]] = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
     family: ClassVar[Family] = Family(knows=("attention_bias", "mlp_bias"))
+    norm_factor: ClassVar[Factor] = "rounded"
 
     def __init__(self, config: Mapping[str, Any], ctx: ModelContext) -> None:
         dense = self.read_config(config)
         self.vocab_size = dense.vocab_size
-        self.embed_tokens = Embedding(ctx, "model.embed_tokens", dense.vocab_size, dense.hidden_size)
-        rotary = Rotary(ctx, dense.rope, dense.head_dim)
-        layers = [self.layer(ctx, dense, i, rotary) for i in range(dense.num_layers)]
-        self.stack = DecoderStack(layers, RMSNorm(ctx, "model.norm", dense.hidden_size, dense.rms_norm_eps))
-        self.lm_head = LMHead(ctx, "lm_head", self.embed_tokens, tied=dense.tied)
+        self.embed_tokens = self.embedding(ctx, dense)
+        layers = [self.layer(ctx, dense, i, rotary) for i, rotary in enumerate(rotaries(ctx, dense))]
+        self.stack = DecoderStack(layers, self.norm(ctx, dense, "model.norm"))
+        self.lm_head = LMHead(ctx, "lm_head", self.embed_tokens, tied=dense.tied, soft_cap=dense.logit_cap)
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> DenseConfig:
         """Sizes and switches. Raises CheckpointError for a key that changes the output and is not built."""
         return read_dense(config, cls.family)
 
+    def embedding(self, ctx: ModelContext, dense: DenseConfig) -> Embedding:
+        """Its embedding."""
+        return Embedding(ctx, "model.embed_tokens", dense.vocab_size, dense.hidden_size)
+
+    def norm(self, ctx: ModelContext, dense: DenseConfig, name: str) -> RMSNorm:
+        """A norm of the stream, or of what joins it."""
+        return RMSNorm(ctx, name, dense.hidden_size, dense.rms_norm_eps, self.norm_factor)
+
     def layer(self, ctx: ModelContext, dense: DenseConfig, index: int, rotary: Rotary | None) -> DecoderLayer:
         """Layer `index` of the stack."""
-        prefix, size, eps = f"model.layers.{index}", dense.hidden_size, dense.rms_norm_eps
+        prefix = f"model.layers.{index}"
         return DecoderLayer(
-            RMSNorm(ctx, f"{prefix}.input_layernorm", size, eps),
+            self.norm(ctx, dense, f"{prefix}.input_layernorm"),
             self.attention(ctx, dense, index, rotary),
-            RMSNorm(ctx, f"{prefix}.post_attention_layernorm", size, eps),
+            self.norm(ctx, dense, f"{prefix}.post_attention_layernorm"),
             self.feed_forward(ctx, dense, index),
         )
 
@@ -65,7 +73,9 @@ class Llama:
             rotary=rotary,
             bias=dense.qkv_bias,
             out_bias=dense.out_bias,
+            scale=dense.scale,
             window=dense.windows[index],
+            softcap=dense.attention_cap,
             **others,
         )
 
@@ -85,3 +95,11 @@ class Llama:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[L, hidden_size] -> [L, vocab_size]."""
         return self.lm_head(hidden)
+
+
+def rotaries(ctx: ModelContext, dense: DenseConfig) -> Iterator[Rotary | None]:
+    """How each layer rotates, None for not at all; layers that rotate alike share a table."""
+    everywhere = Rotary(ctx, dense.rope, dense.head_dim)
+    inside = everywhere if dense.window_rope is None else Rotary(ctx, dense.window_rope, dense.head_dim)
+    for window, is_rotated in zip(dense.windows, dense.rotated, strict=True):
+        yield (everywhere if window is None else inside) if is_rotated else None

@@ -8,8 +8,13 @@ from framework.plugins import ComponentSpec, hookimpl
 @hookimpl
 def framework_components() -> list[ComponentSpec]:
     return [
+        ComponentSpec("model", "gemma2", "framework_models.gemma2:Gemma2", provides=("Gemma2ForCausalLM",)),
+        ComponentSpec("model", "gemma3", "framework_models.gemma3:Gemma3", provides=("Gemma3ForCausalLM",)),
+        ComponentSpec("model", "gpt2", "framework_models.gpt2:Gpt2", provides=("GPT2LMHeadModel",)),
         ComponentSpec("model", "llama", "framework_models.llama:Llama", provides=("LlamaForCausalLM",)),
         ComponentSpec("model", "mistral", "framework_models.mistral:Mistral", provides=("MistralForCausalLM",)),
+        ComponentSpec("model", "olmo2", "framework_models.olmo2:Olmo2", provides=("Olmo2ForCausalLM",)),
+        ComponentSpec("model", "phi3", "framework_models.phi3:Phi3", provides=("Phi3ForCausalLM",)),
         ComponentSpec("model", "qwen2", "framework_models.qwen2:Qwen2", provides=("Qwen2ForCausalLM",)),
         ComponentSpec("model", "qwen3", "framework_models.qwen3:Qwen3", provides=("Qwen3ForCausalLM",)),
         ComponentSpec("model", "smollm3", "framework_models.smollm3:SmolLM3", provides=("SmolLM3ForCausalLM",)),

@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from framework.errors import CheckpointError
-from framework.interfaces import ModelContext
-from framework.layers.decoder import DecoderLayer
-from framework.layers.rope import Rotary
-from framework_models.dense import DenseConfig, Family, read_size
+from framework_models.dense import Family, read_size
 from framework_models.llama import Llama
 from framework_models.qwen2 import WINDOW_KEYS
 
@@ -37,12 +34,5 @@ class SmolLM3(Llama):
         tied=True,
         theta=2_000_000.0,
         slides=lambda config, layer: not rotates(config, layer),
+        rotates=rotates,
     )
-
-    def __init__(self, config: Mapping[str, Any], ctx: ModelContext) -> None:
-        self._config = config
-        super().__init__(config, ctx)
-
-    def layer(self, ctx: ModelContext, dense: DenseConfig, index: int, rotary: Rotary | None) -> DecoderLayer:
-        """Llama's, with or without rotation."""
-        return super().layer(ctx, dense, index, rotary if rotates(self._config, index) else None)

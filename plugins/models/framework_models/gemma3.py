@@ -1,0 +1,62 @@
+"""The text model of the Gemma 3 family: Gemma 2 without caps of scores, with norms of heads, a window on five layers in
+six, and another rotation inside windows. Source: Gemma 3 (arXiv 2503.19786), section 2.
+
+Of a checkpoint that sees images too, the text model is served, and the rest of it left unread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from framework.interfaces import ModelContext
+from framework.layers.decoder import AttentionBlock
+from framework.layers.rope import RopeConfig, Rotary, read_rope
+from framework_models.dense import DenseConfig, Family, read_dense, read_size
+from framework_models.gemma2 import ACTIVATION, HEAD_DIM, Gemma2
+
+_THETA, _WINDOW_THETA = 1_000_000.0, 10_000.0
+_PATTERN = 6  # every so many layers one has no window, where config.json does not say
+
+
+def _slides(config: Mapping[str, Any], layer: int) -> bool:
+    return (layer + 1) % read_size(config, "sliding_window_pattern", _PATTERN) != 0
+
+
+class Gemma3(Gemma2):
+    """Gemma3ForCausalLM."""
+
+    family: ClassVar[Family] = Family(
+        knows=(
+            "attention_bias", "sliding_window", "sliding_window_pattern", "layer_types", "query_pre_attn_scalar",
+            "final_logit_softcapping", "rope_local_base_freq",
+        ),
+        head_dim=HEAD_DIM,
+        tied=True,
+        slides=_slides,
+        query_scalar=256.0,
+        activation=ACTIVATION,
+    )  # fmt: skip
+
+    @classmethod
+    def read_config(cls, config: Mapping[str, Any]) -> DenseConfig:
+        """As Gemma 2's, with the rotation inside windows beside the other one."""
+        everywhere = read_rope(config, layer_type="full_attention", theta=_THETA)
+        return replace(read_dense(config, cls.family, rope=everywhere), window_rope=_window_rope(config))
+
+    def attention(
+        self, ctx: ModelContext, dense: DenseConfig, index: int, rotary: Rotary | None, **others: Any
+    ) -> AttentionBlock:
+        """Gemma 2's, with norms of heads."""
+        norms = {"qk_norm_eps": dense.rms_norm_eps, "qk_norm_factor": self.norm_factor}
+        return super().attention(ctx, dense, index, rotary, **norms, **others)
+
+
+def _window_rope(config: Mapping[str, Any]) -> RopeConfig:
+    """Of layers with a window: their own rope_parameters, or plain frequencies of the older key."""
+    parameters = config.get("rope_parameters")
+    if isinstance(parameters, Mapping) and isinstance(parameters.get("sliding_attention"), Mapping):
+        return read_rope(config, layer_type="sliding_attention", theta=_WINDOW_THETA)
+    theta = config.get("rope_local_base_freq")
+    return read_rope({"rope_theta": _WINDOW_THETA if theta is None else theta})
