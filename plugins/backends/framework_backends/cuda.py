@@ -18,14 +18,18 @@ from framework.interfaces import (
     BackendContext,
     Bucket,
     Capabilities,
+    Experts,
+    ExpertWeights,
     KVSpec,
     LayerOps,
     Linear,
+    Routing,
     SamplerOps,
     StepFuture,
     StepOps,
 )
 from framework_backends.cuda_device import WHOLE_DEVICE, open_device
+from framework_backends.cuda_experts import CudaExpertsPacker
 from framework_backends.cuda_graphs import Captured, Graphs
 from framework_backends.cuda_layer_ops import CudaLayerOps
 from framework_backends.cuda_linear import CudaLinearPacker
@@ -40,9 +44,9 @@ from framework_backends.triton.sampler_ops import TritonSamplerOps
 _SMALL, _STEP, _MAX_GRAPH_ROWS = (1, 2, 4), 8, 512
 """Rows of the padded steps: a row more costs little where eight share a tile of a product, and much memory is not
 spent on batches that nobody runs."""
-_BORDERS = (1, 16, 31, 32, 64, 128, _MAX_GRAPH_ROWS)
-"""Rows up to which products, the sampler and attention take one kernel. One that is not here costs time: what it parts
-is compiled where it first runs."""
+_BORDERS = (1, 16, 31, 32, 64, 128, 256, _MAX_GRAPH_ROWS, 1024, 2048)
+"""Rows up to which products, experts, the sampler and attention take one kernel. One that is not here costs time: what
+it parts is compiled where it first runs."""
 
 
 _PROMPT_STEP = 64
@@ -72,6 +76,7 @@ class CudaBackend(MovesBlocks):
         self.layer_ops: LayerOps = CudaLayerOps()
         self.sampler_ops: SamplerOps = TritonSamplerOps()
         self._packer = CudaLinearPacker(ctx.batch_invariant)
+        self._experts_packer = CudaExpertsPacker(ctx.batch_invariant)
         self._memory = CudaMemory(self.device)
         self._transfers = Transfers(self.device)
         self._graphs = Graphs(self.device, self._transfers)
@@ -96,6 +101,9 @@ class CudaBackend(MovesBlocks):
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return self._packer.pack(weight, bias)
+
+    def pack_experts(self, weights: ExpertWeights, routing: Routing) -> Experts:
+        return self._experts_packer.pack(weights, routing)
 
     def allocate_kv(self, specs: Sequence[KVSpec], num_blocks: int) -> list[Tensor]:
         return self._memory.allocate_kv(specs, num_blocks)

@@ -1,0 +1,268 @@
+"""Mixtures of experts on a CUDA device: which kernels compute how many tokens.
+
+A few tokens run as rows by matrices in three launches, more of them as products grouped by expert in four: route and
+sort, gate and up with the activation, down, weighted sum. Shapes follow from the numbers of tokens, choices and experts
+alone, and nothing is read back. The kernels are in `triton`, the reference is `framework.layers.experts`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from framework.interfaces import Experts, ExpertWeights, Routing
+from framework_backends.cuda_linear import RowTiles
+from framework_backends.triton.experts_products import Expert, combine_kernel, grouped_kernel
+from framework_backends.triton.experts_route import Chosen, Counters, Sorted, route_kernel
+from framework_backends.triton.experts_rows import gated_rows_kernel, summed_rows_kernel
+from framework_backends.triton.launches import is_interpreted, launch_words, launches_dependent, pays
+
+_ROUTED_VALUES, _MOST_ROWS = 1024, 64
+"""Logits of a program that routes, with those of experts that are not there, and most rows of it."""
+_SUMMED_COLUMNS = 2048
+
+
+@dataclass(frozen=True)
+class GroupTiles:
+    """How `grouped_kernel` shares out a product: pairs, outputs and columns of a tile, blocks of outputs side by side,
+    pieces on the way at a time, warps; whether the weight is the tall operand of the matrix units, and
+    whether it is read through a descriptor, where the device has them."""
+
+    pairs: int
+    outputs: int
+    columns: int
+    width: int
+    stages: int
+    warps: int
+    is_tall: bool
+    described: bool = False
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Tiles of both products for up to `most` tokens; tiles of one number of pairs."""
+
+    most: int
+    up: GroupTiles
+    down: GroupTiles
+
+
+@dataclass(frozen=True)
+class ExpertTiles:
+    """Blocks of both products for up to `most_rows` tokens, None without any; and what is grouped, by rising `most`, of
+    which the last one serves any number."""
+
+    most_rows: int
+    rows: tuple[RowTiles, RowTiles] | None
+    grouped: tuple[Grouped, ...]
+
+    def of(self, num_tokens: int) -> Grouped:
+        """The tiles for so many tokens that they are grouped."""
+        return next((one for one in self.grouped if num_tokens <= one.most), self.grouped[-1])
+
+
+ANY = 1 << 62
+"""`most` of tiles that serve any number of tokens."""
+_FEW = ExpertTiles(4, (RowTiles(2, 1024, warps=4, ahead=2), RowTiles(4, 256, warps=1, ahead=6)), ())
+_PAIRS_OF_AN_EXPERT = (8, 24, 64)
+"""Pairs of an expert on average, up to which tiles have 16, 32 and 64 pairs."""
+_SOME = (
+    (GroupTiles(16, 64, 128, 8, 3, 4, is_tall=True), GroupTiles(16, 128, 128, 8, 3, 4, is_tall=True)),
+    (GroupTiles(32, 64, 128, 8, 3, 4, is_tall=True), GroupTiles(32, 128, 128, 8, 3, 4, is_tall=True)),
+    (GroupTiles(64, 64, 64, 8, 4, 4, is_tall=True), GroupTiles(64, 128, 64, 8, 4, 4, is_tall=True)),
+)
+_MANY = (GroupTiles(128, 128, 64, 8, 3, 8, is_tall=False), GroupTiles(128, 256, 64, 8, 3, 8, is_tall=False))
+_INVARIANT = _SOME[-1]
+_WIDE_VALUES = GroupTiles(32, 64, 32, 8, 2, 4, is_tall=False)
+
+
+def choose_expert_tiles(dtype: torch.dtype, num_experts: int, k: int, *, batch_invariant: bool) -> ExpertTiles:
+    """Tiles for experts of which each token chooses k; of one shape for all where its bits are to depend on the token
+    alone."""
+    if dtype.itemsize != 2:
+        return ExpertTiles(0, None, (Grouped(ANY, _WIDE_VALUES, _WIDE_VALUES),))
+    if batch_invariant:
+        return ExpertTiles(0, None, (Grouped(ANY, *_INVARIANT),))
+    borders = (_border(pairs * num_experts // k) for pairs in _PAIRS_OF_AN_EXPERT)
+    some = (Grouped(most, *tiles) for most, tiles in zip(borders, _SOME, strict=True))
+    return ExpertTiles(_FEW.most_rows, _FEW.rows, (*some, Grouped(ANY, *_MANY)))
+
+
+def _border(num_tokens: int) -> int:
+    """The power of 2 at or below: kernels part where the backend compiles ahead, see `cuda`."""
+    return 1 << (num_tokens.bit_length() - 1) if num_tokens else 0
+
+
+class CudaExpertsPacker:
+    """`Backend.pack_experts` of a CUDA device."""
+
+    def __init__(self, batch_invariant: bool) -> None:
+        self._batch_invariant = batch_invariant
+        self._dependent = launches_dependent()
+
+    def pack(self, weights: ExpertWeights, routing: Routing) -> Experts:
+        tiles = choose_expert_tiles(
+            weights.down.dtype, len(weights.down), routing.k, batch_invariant=self._batch_invariant
+        )
+        return CudaExperts(weights, routing, tiles, dependent=self._dependent)
+
+
+class CudaExperts:
+    """`interfaces.Experts` in Triton. Waits for nothing, and can be captured. Padding comes out as 0."""
+
+    __slots__ = ("_counters", "_dependent", "_route", "_routing", "_sources", "_tiles", "_weights", "counts")
+
+    def __init__(self, weights: ExpertWeights, routing: Routing, tiles: ExpertTiles, *, dependent: bool) -> None:
+        self._weights, self._routing, self._tiles, self._dependent = contiguous(weights), routing, tiles, dependent
+        num_experts, device = len(weights.down), weights.down.device
+        self.counts = torch.zeros(num_experts, dtype=torch.int64, device=device)
+        own = torch.zeros(num_experts + 1, dtype=torch.int32, device=device)
+        self._counters = Counters(self.counts, own)
+        self._route = route_words(routing, num_experts)
+        self._sources: dict[tuple[GroupTiles, bool], Expert] = {}
+
+    def __call__(self, x: Tensor, logits: Tensor, num_tokens: Tensor | None = None) -> Tensor:
+        """As `interfaces.Experts`."""
+        assert x.stride(1) == logits.stride(1) == 1, f"rows must be contiguous: {x.stride()}, {logits.stride()}"
+        assert logits.dtype == torch.float32 and logits.shape == (len(x), len(self.counts)), logits.shape
+        if len(x) == 0:
+            return torch.empty_like(x)
+        if len(x) <= self._tiles.most_rows:
+            return self._rows(x, logits, num_tokens)
+        return self._grouped(x, logits, num_tokens)
+
+    # ------------------------------------------------------------------------------------------------ few tokens
+
+    def _rows(self, x: Tensor, logits: Tensor, num_tokens: Tensor | None) -> Tensor:
+        assert self._tiles.rows is not None, self._tiles
+        weights, k, words = self._weights, self._routing.k, self._words(x)
+        up, down = self._tiles.rows
+        ids = torch.empty(len(x), k, dtype=torch.int32, device=x.device)
+        chosen = Chosen(ids, torch.empty(len(x), k, dtype=torch.float32, device=x.device))
+        self._choose(logits, chosen, None, num_tokens, rows=1, warps=1, pairs=1, words=words)
+        width, size = weights.down.shape[2], x.shape[1]
+        inner = torch.empty(len(x) * k, width, dtype=x.dtype, device=x.device)
+        gated_rows_kernel[(triton.cdiv(width, up.outputs), len(inner))](
+            x, x.stride(0), Expert(weights.gate_up, weights.gate_up_bias), ids, inner, num_tokens, len(x), self._limit,
+            N=width, K=size, CHOICES=k, BN=up.outputs, BK=up.columns, AHEAD=up.ahead, num_warps=up.warps, **words,
+        )  # fmt: skip
+        out = torch.empty(len(x), size, dtype=x.dtype, device=x.device)
+        summed_rows_kernel[(triton.cdiv(size, down.outputs), len(x))](
+            inner, Expert(weights.down, weights.down_bias), ids, chosen.weights, out, num_tokens, len(x),
+            N=size, K=width, CHOICES=k, BN=down.outputs, BK=down.columns, AHEAD=down.ahead, num_warps=down.warps,
+            **words,
+        )  # fmt: skip
+        return out
+
+    # ------------------------------------------------------------------------------------------------ more tokens
+
+    def _grouped(self, x: Tensor, logits: Tensor, num_tokens: Tensor | None) -> Tensor:
+        tiles, words = self._tiles.of(len(x)), self._words(x)
+        weights, by_expert = self._sorted(logits, num_tokens, tiles.up.pairs, words)
+        inner = self._product(x, by_expert, tiles.up, len(x), gated=True, words=words)
+        outputs = self._product(inner, by_expert, tiles.down, len(x), gated=False, words=words)
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        block = min(_SUMMED_COLUMNS, triton.next_power_of_2(x.shape[1]))
+        combine_kernel[(len(x), triton.cdiv(x.shape[1], block))](
+            outputs, weights, out, num_tokens, len(x), H=x.shape[1], CHOICES=self._routing.k, BLOCK=block,
+            num_warps=max(1, block // 512), **words,
+        )  # fmt: skip
+        return out
+
+    def _sorted(
+        self, logits: Tensor, num_tokens: Tensor | None, pairs: int, words: dict[str, bool]
+    ) -> tuple[Tensor, Sorted]:
+        """(weights [T, k], pairs by expert in tiles of so many)."""
+        count, num_experts, k, device = len(logits), len(self.counts), self._routing.k, logits.device
+        weights = torch.empty(count, k, dtype=torch.float32, device=device)
+        by_expert = Sorted(
+            torch.empty(num_experts, count, dtype=torch.int32, device=device),
+            torch.empty(most_tiles(count, k, num_experts, pairs), 4, dtype=torch.int32, device=device),
+            torch.empty(1, dtype=torch.int32, device=device),
+        )
+        rows = min(_MOST_ROWS, max(1, _ROUTED_VALUES // triton.next_power_of_2(num_experts)))
+        self._choose(logits, Chosen(None, weights), by_expert, num_tokens, rows=rows, warps=4, pairs=pairs, words=words)
+        return weights, by_expert
+
+    def _product(
+        self, x: Tensor, by_expert: Sorted, tiles: GroupTiles, count: int, *, gated: bool, words: dict[str, bool]
+    ) -> Tensor:
+        size, width, k = self._weights.down.shape[1], self._weights.down.shape[2], self._routing.k
+        columns, outputs = (size, width) if gated else (width, size)
+        blocks = triton.cdiv(outputs, tiles.outputs)
+        y = torch.empty(count * k, outputs, dtype=x.dtype, device=x.device)
+        grouped_kernel[(len(by_expert.tiles) * blocks,)](
+            x, x.stride(0), self._source(tiles, gated), by_expert, y, count, self._limit if gated else None,
+            N=outputs, K=columns, CHOICES=k, BM=tiles.pairs, BN=tiles.outputs, BK=tiles.columns, WIDTH=tiles.width,
+            STAGES=tiles.stages, TALL=tiles.is_tall, GATED=gated, DESCRIBED=self._describes(tiles),
+            DOT_F32=x.dtype == torch.float32 or is_interpreted(), num_warps=tiles.warps, **words,
+        )  # fmt: skip
+        return y
+
+    def _source(self, tiles: GroupTiles, gated: bool) -> Expert:
+        """The weight as the kernel reads it; its descriptors are made once."""
+        key = (tiles, gated)
+        if key not in self._sources:
+            weights = self._weights
+            weight, bias = (weights.gate_up, weights.gate_up_bias) if gated else (weights.down, weights.down_bias)
+            if self._describes(tiles):
+                weight = described(weight, tiles, weights.down.shape[2 if gated else 1])
+            self._sources[key] = Expert(weight, bias)
+        return self._sources[key]
+
+    def _describes(self, tiles: GroupTiles) -> bool:
+        """Devices that have dependent launches have descriptors as well."""
+        return tiles.described and (self._dependent or is_interpreted())
+
+    # ------------------------------------------------------------------------------------------------------- both
+
+    def _choose(
+        self, logits: Tensor, chosen: Chosen, by_expert: Sorted | None, num_tokens: Tensor | None,
+        *, rows: int, warps: int, pairs: int, words: dict[str, bool],
+    ) -> None:  # fmt: skip
+        route_kernel[(triton.cdiv(len(logits), rows),)](
+            logits, logits.stride(0), self._routing.bias, self._routing.scale, chosen, by_expert, self._counters,
+            num_tokens, len(logits), ROWS=rows, BM=pairs, num_warps=warps, **self._route, **words,
+        )  # fmt: skip
+
+    @property
+    def _limit(self) -> float | None:
+        return self._weights.limit if self._weights.activation == "clamped" else None
+
+    def _words(self, x: Tensor) -> dict[str, bool]:
+        return launch_words(pays(self._dependent, len(x)))
+
+
+def most_tiles(num_tokens: int, k: int, num_experts: int, pairs: int) -> int:
+    """Tiles of up to so many pairs of one expert, whichever the tokens choose: whole ones, and one that is not whole of
+    each expert that is chosen."""
+    return num_tokens * k // pairs + min(num_tokens * k, num_experts)
+
+
+def contiguous(weights: ExpertWeights) -> ExpertWeights:
+    """The same weights as kernels read them."""
+    names = ("gate_up", "down", "gate_up_bias", "down_bias")
+    tensors = {name: getattr(weights, name) for name in names}
+    return replace(weights, **{name: one.contiguous() for name, one in tensors.items() if one is not None})
+
+
+def described(weight: Tensor, tiles: GroupTiles, width: int) -> TensorDescriptor:
+    """weight as matrices of `width` rows, in blocks of a tile's outputs and columns."""
+    matrices = weight.view(-1, width, weight.shape[2])
+    block = [1, tiles.outputs, tiles.columns]
+    return TensorDescriptor(matrices, list(matrices.shape), list(matrices.stride()), block)
+
+
+def route_words(routing: Routing, num_experts: int) -> dict[str, int | bool | str]:
+    """Constants of `route_kernel`."""
+    return {
+        "E": num_experts, "E2": triton.next_power_of_2(num_experts),
+        "K": routing.k, "K2": triton.next_power_of_2(routing.k),
+        "SCORES": routing.scores, "NORMALIZES": routing.normalizes,
+        "GROUPS": routing.num_groups, "CHOSEN_GROUPS": routing.num_chosen_groups,
+        "TOP2": routing.group_score == "top2", "G2": triton.next_power_of_2(routing.num_groups),
+    }  # fmt: skip

@@ -1,0 +1,239 @@
+"""Mixtures of experts in Triton against `framework.layers.experts`: routing, counts, products of few and of many."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from framework.interfaces import ExpertWeights, Routing
+from framework.layers.experts import ReferenceExperts, route
+from framework_backends.cuda_experts import (
+    ANY,
+    CudaExperts,
+    CudaExpertsPacker,
+    ExpertTiles,
+    Grouped,
+    GroupTiles,
+    choose_expert_tiles,
+    most_tiles,
+)
+from framework_backends.cuda_linear import RowTiles
+from framework_backends.triton.experts_route import Chosen
+
+from .comparing import DTYPES, normal, within
+
+# Sums in float32, rounded behind each product; the reference adds in another order. The interpreter cuts bfloat16 off
+# where devices round it, an error of one unit, 2^-7, each time.
+close = within({torch.float32: 3e-5, torch.bfloat16: 6e-2, torch.float16: 5e-3})
+
+TALL = GroupTiles(16, 32, 32, width=2, stages=2, warps=4, is_tall=True)
+FLAT = GroupTiles(16, 64, 16, width=8, stages=2, warps=4, is_tall=False)
+NARROW = GroupTiles(32, 16, 64, width=1, stages=3, warps=4, is_tall=False)
+ROWS = ExpertTiles(4, (RowTiles(16, 32, 1, ahead=1), RowTiles(32, 32, 1, ahead=1)), (Grouped(ANY, TALL, FLAT),))
+SMALL = {
+    "rows, then tall and flat": ROWS,
+    "flat and tall": ExpertTiles(0, None, (Grouped(2, TALL, TALL), Grouped(ANY, FLAT, TALL))),
+    "narrow": ExpertTiles(0, None, (Grouped(ANY, NARROW, NARROW),)),
+    "described": ExpertTiles(0, None, (Grouped(ANY, replace(TALL, described=True), replace(FLAT, described=True)),)),
+}
+PLAIN = SMALL["narrow"]
+ROUTINGS = {
+    "mixtral": Routing(2, normalizes=True),
+    "qwen": Routing(3),
+    "deepseek-v2": Routing(3, scale=16.0, num_groups=3, num_chosen_groups=2),
+    "deepseek-v3": Routing(
+        3, "sigmoid", normalizes=True, scale=2.5, bias=torch.linspace(-1, 1, 12), num_groups=4, num_chosen_groups=2,
+        group_score="top2",
+    ),
+    "gpt-oss": Routing(3, "selected"),
+    "one": Routing(1, "sigmoid"),
+    "all": Routing(12, normalizes=True),
+}  # fmt: skip
+
+
+def mixture(device, dtype=torch.float32, experts=6, size=48, width=32, bias=False, **words):
+    """Experts whose outputs are of the size of 1."""
+
+    def made(*shape, scale, seed):
+        return normal(shape, torch.float32, device, seed=seed).mul(scale).to(dtype)
+
+    biases = (None, None)
+    if bias:
+        biases = made(experts, 2 * width, scale=0.5, seed=12), made(experts, size, scale=0.5, seed=13)
+    return ExpertWeights(
+        made(experts, 2 * width, size, scale=size**-0.5, seed=10),
+        made(experts, size, width, scale=1.5 * width**-0.5, seed=11),
+        *biases,
+        **words,
+    )
+
+
+def inputs(device, tokens, dtype=torch.float32, experts=6, size=48, seed=1):
+    x = normal((tokens, size + 16), dtype, device, seed=seed)[:, :size]
+    return x, normal((tokens, experts), torch.float32, device, seed=seed + 1)
+
+
+def on(routing, device):
+    return replace(routing, bias=None if routing.bias is None else routing.bias.to(device))
+
+
+def ours(weights, routing, tiles=PLAIN):
+    return CudaExperts(weights, routing, tiles, dependent=weights.down.is_cuda)
+
+
+@pytest.mark.parametrize("num_tokens", [2, 21])
+@pytest.mark.parametrize("tiles", SMALL.values(), ids=SMALL)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_mixture_equals_the_reference(device, dtype, tiles, num_tokens):
+    if dtype == torch.float32 and tiles.rows is not None:
+        tiles = replace(tiles, most_rows=0)  # rows are for 16 bits
+    weights, (x, logits) = mixture(device, dtype), inputs(device, num_tokens, dtype)
+    expected, actual = ReferenceExperts(weights, ROUTINGS["mixtral"]), ours(weights, ROUTINGS["mixtral"], tiles)
+    close(actual(x, logits), expected(x, logits))
+    assert torch.equal(actual.counts, expected.counts)
+
+
+@pytest.mark.parametrize("tiles", [ROWS, PLAIN], ids=["rows", "grouped"])
+def test_biases_and_the_clamped_activation_equal_the_reference(device, tiles):
+    weights = mixture(device, torch.float16, bias=True, activation="clamped", limit=0.7)
+    x, logits = inputs(device, 4, torch.float16)
+    close(ours(weights, Routing(2), tiles)(x, logits), ReferenceExperts(weights, Routing(2))(x, logits))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 33])
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_choices_weights_and_counts_equal_the_reference(device, name, num_tokens):
+    routing = on(ROUTINGS[name], device)
+    weights, (_, logits) = mixture(device, experts=12, size=16, width=16), inputs(device, num_tokens, experts=12)
+    ids, expected = route(logits, routing)
+    for sorts in (False, True):
+        chosen, by_expert, counts = routed(weights, routing, logits, sorts)
+        torch.testing.assert_close(chosen.weights, expected, atol=1e-6, rtol=2e-6)  # exp differs in its last bits
+        assert torch.equal(counts, torch.bincount(ids.flatten(), minlength=12))
+        assert torch.equal(ids_by_expert(by_expert, routing.k) if sorts else chosen.ids.long(), ids)
+
+
+def routed(weights, routing, logits, sorts, num_tokens=None):
+    experts = ours(weights, routing)
+    if sorts:
+        found, by_expert = experts._sorted(logits, num_tokens, 16, experts._words(logits))
+        return Chosen(None, found), by_expert, experts.counts
+    shape = len(logits), routing.k
+    chosen = Chosen(logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape))
+    experts._choose(logits, chosen, None, num_tokens, rows=1, warps=1, pairs=1, words=experts._words(logits))
+    return chosen, None, experts.counts
+
+
+def ids_by_expert(by_expert, k):
+    """[T, k] of what stands in the tiles, -1 for what does not; every pair stands once, and tiles follow each other."""
+    ids = torch.full((by_expert.pairs.shape[1] * k,), -1)
+    place = 0
+    for expert, begin, count, at in by_expert.tiles[: int(by_expert.count)].tolist():
+        assert at == place and 0 < count <= 16 and begin % 16 == 0
+        pairs = by_expert.pairs[expert, begin : begin + count].cpu().long()
+        assert (ids[pairs] == -1).all()
+        ids[pairs] = expert
+        place += count
+    return ids.view(-1, k).to(by_expert.pairs.device)
+
+
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid", "selected"])
+def test_of_equal_scores_the_lower_id_goes_first(device, scores):
+    logits = torch.zeros(3, 12, device=device)
+    logits[1, 5:9] = 1
+    for sorts in (False, True):
+        chosen, by_expert, _ = routed(mixture(device, experts=12), Routing(3, scores), logits, sorts)
+        ids = ids_by_expert(by_expert, 3) if sorts else chosen.ids
+        assert ids.tolist() == [[0, 1, 2], [5, 6, 7], [0, 1, 2]]
+
+
+def test_logits_that_are_no_numbers_choose_each_expert_once(device):
+    logits = torch.full((2, 12), float("nan"), device=device)
+    logits[1] = float("-inf")
+    chosen, _, counts = routed(mixture(device, experts=12), Routing(3, "selected"), logits, sorts=False)
+    assert chosen.ids.tolist() == [[0, 1, 2]] * 2
+    assert counts.tolist() == [2, 2, 2] + [0] * 9
+
+
+@pytest.mark.parametrize("num_experts", [1, 12, 160, 256])
+def test_experts_of_any_number_are_chosen_from(device, num_experts):
+    logits, routing = normal((9, num_experts), torch.float32, device), Routing(min(6, num_experts))
+    found, by_expert, counts = routed(mixture(device, experts=num_experts, size=16, width=16), routing, logits, True)
+    ids, expected = route(logits, routing)
+    assert torch.equal(ids_by_expert(by_expert, routing.k), ids)
+    torch.testing.assert_close(found.weights, expected, atol=1e-6, rtol=2e-6)
+    assert torch.equal(counts, torch.bincount(ids.flatten(), minlength=num_experts))
+
+
+@pytest.mark.parametrize("tiles", [ROWS, PLAIN], ids=["rows", "grouped"])
+def test_padding_is_not_counted_and_comes_out_as_0(device, tiles):
+    weights, (x, logits) = mixture(device, torch.float16), inputs(device, 4, torch.float16)
+    num_tokens = torch.tensor([3], dtype=torch.int32, device=device)
+    expected, actual = ReferenceExperts(weights, Routing(2)), ours(weights, Routing(2), tiles)
+    want = expected(x[:3], logits[:3])
+    x[3], logits[3] = float("nan"), float("inf")
+    got = actual(x, logits, num_tokens)
+    close(got[:3], want)
+    assert (got[3] == 0).all()
+    assert torch.equal(actual.counts, expected.counts)
+
+
+def test_counts_add_up_over_calls_and_nothing_else_is_kept(device):
+    weights, actual = mixture(device), ours(mixture(device), Routing(2))
+    expected = ReferenceExperts(weights, Routing(2))
+    for tokens, seed in ((17, 1), (3, 5), (20, 9)):
+        x, logits = inputs(device, tokens, seed=seed)
+        close(actual(x, logits), expected(x, logits))
+    assert torch.equal(actual.counts, expected.counts)
+    assert actual.counts.dtype == torch.int64
+
+
+def test_one_expert_may_get_every_token(device):
+    weights, (x, logits) = mixture(device), inputs(device, 50)
+    logits[:, 4] += 100
+    expected, actual = ReferenceExperts(weights, Routing(1)), ours(weights, Routing(1))
+    close(actual(x, logits), expected(x, logits))
+    assert actual.counts[4] == 50
+
+
+def test_every_expert_may_get_every_token(device):
+    weights, (x, logits) = mixture(device), inputs(device, 5)
+    routing = Routing(6, normalizes=True)
+    close(ours(weights, routing)(x, logits), ReferenceExperts(weights, routing)(x, logits))
+
+
+def test_bits_of_a_token_do_not_depend_on_its_company(device):
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    weights, (x, logits) = mixture(device, dtype), inputs(device, 20, dtype)
+    experts = CudaExpertsPacker(batch_invariant=True).pack(weights, Routing(3, normalizes=True))
+    whole = experts(x, logits)
+    for begin, end in ((7, 8), (3, 20)):
+        assert torch.equal(experts(x[begin:end], logits[begin:end]), whole[begin:end])
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(experts(x[order], logits[order]), whole[order])
+
+
+def test_no_tokens_give_no_tokens(device):
+    weights, (x, logits) = mixture(device), inputs(device, 0)
+    assert ours(weights, Routing(2))(x, logits).shape == (0, 48)
+
+
+def test_tiles_are_enough_for_any_choice():
+    for tokens, k, experts, pairs in ((1, 8, 128, 16), (64, 8, 128, 16), (33, 2, 8, 32), (5, 12, 12, 16)):
+        most = most_tiles(tokens, k, experts, pairs)
+        for whole in range(tokens * k // pairs + 1):  # tiles that are whole, and the rest by ones as far as there are
+            rest = tokens * k - whole * pairs
+            assert whole + min(rest, experts) <= most
+
+
+def test_tiles_are_chosen_for_the_largest_size_at_or_above_the_tokens():
+    tiles = choose_expert_tiles(torch.bfloat16, 128, 8, batch_invariant=False)
+    assert [one.most for one in tiles.grouped] == [128, 256, 1024, ANY]
+    assert [tiles.of(tokens).up.pairs for tokens in (5, 128, 129, 1024, 1025, 1 << 20)] == [16, 16, 32, 64, 128, 128]
+    assert tiles.most_rows == 4
+
+
+def test_tiles_have_one_shape_where_bits_depend_on_the_token_alone():
+    for dtype in DTYPES:
+        tiles = choose_expert_tiles(dtype, 128, 8, batch_invariant=True)
+        assert len(tiles.grouped) == 1 and tiles.rows is None
