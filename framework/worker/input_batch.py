@@ -32,15 +32,20 @@ class InputBuffers:
     ) -> None:
         ops, device = backend.step_ops, backend.device
         self._ops, self._max_rows = ops, max_rows
-        # rows, new_blocks of each group, num_scheduled, logits_rows: max_rows each; query_start_loc: one more
-        self._head = (1 + len(groups)) * max_rows  # what a padded step of decodes is told
+        # rows, new_blocks of each group, a count, num_scheduled, logits_rows: max_rows each; query_start_loc: one more,
+        # and another count
+        self._head = (2 + len(groups)) * max_rows  # what a padded step of decodes is told
         self._turns = Turns(backend, len(groups), max_rows, max_in_flight)
         self._turn = torch.zeros(1, dtype=torch.int64, device=device)
         self._receive, self._prepare_padded = getattr(ops, "receive", None), getattr(ops, "prepare_ragged", None)
-        self._host = np.zeros(self._head + 3 * max_rows + 1, np.int64)
+        self._host = np.zeros(self._head + 3 * max_rows + 2, np.int64)
         # On a host device this is the same memory: the one copy a step costs nothing there.
         packed = torch.from_numpy(self._host).to(device)
-        self._told = packed[: self._head].view(1 + len(groups), max_rows)
+        self._told = packed[: self._head].view(2 + len(groups), max_rows)
+        self.num_decodes = _low_word(self._told[-1, :1])
+        """[1] int32 rows of the padded step of decodes that was told last, without its padding."""
+        self.num_sampling = _low_word(packed[-1:])
+        """[1] int32 rows that sample of the step with prompts that was prepared last, without its padding."""
         self._one_each = np.arange(max_rows + 1)  # query_start_loc of a step of one token a row
         self._packed, self._is_shared = packed, packed.data_ptr() == self._host.ctypes.data
         self._every_row = np.arange(max_rows, dtype=np.int32)
@@ -52,10 +57,10 @@ class InputBuffers:
         lanes = ints((3 + len(groups)) * max(max_tokens, r)).view(3 + len(groups), -1)
         self.buffers = StepBuffers(
             rows=packed[:r],
-            new_blocks=packed[r:head].view(len(groups), r),
+            new_blocks=self._told[1:-1],
             num_scheduled=packed[head : head + r],
             logits_rows=packed[head + r : head + 2 * r],
-            query_start_loc=packed[head + 2 * r :],
+            query_start_loc=packed[head + 2 * r : -1],
             input_ids=ints(max_tokens, torch.int32),
             positions=lanes[0, :max_tokens],
             seq_lens=lanes[1, :r],
@@ -203,6 +208,7 @@ class InputBuffers:
         head = self._head
         host[head : head + r] = num_scheduled
         host[head + m : head + m + len(logits_rows)] = logits_rows
+        host[-1] = len(logits_rows)
         tokens = sum(num_scheduled.tolist())
         starts = host[head + 2 * m : head + 2 * m + r + 1]
         if tokens == r and bucket is None:
@@ -245,6 +251,17 @@ class InputBuffers:
             "num_drafts": self._draft_offset[:n],
         }
         return _Views((r, tokens, n), batch, logits)
+
+
+def num_ragged_tokens(batch: InputBatch) -> torch.Tensor:
+    """[1] int32 tokens of a `ragged` batch, without its padding."""
+    return _low_word(batch.query_start_loc[-1:])
+
+
+def _low_word(count: torch.Tensor) -> torch.Tensor:
+    """[1] int64, not negative -> its memory as [1] int32: no launch converts it. The low word lies first on every
+    machine that torch has devices for."""
+    return count.view(torch.int32)[:1]
 
 
 @dataclass(frozen=True, slots=True)

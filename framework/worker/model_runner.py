@@ -21,7 +21,7 @@ from framework.errors import NotBuiltError
 from framework.interfaces import CompilesAhead, ForwardContext, PrefersOwnShape
 from framework.nulls import NoConnector
 from framework.worker.host_blocks import HostBlocks
-from framework.worker.input_batch import InputBuffers
+from framework.worker.input_batch import InputBuffers, num_ragged_tokens
 from framework.worker.layerwise import LayerwisePlan
 from framework.worker.padded import Executable, PaddedSteps, entered_blocks
 from framework.worker.ragged import Forward, RaggedSteps
@@ -304,7 +304,8 @@ class ModelRunner:
         n = len(batch.rows_np)
         self._inputs.receive(n)
         self.backend.step_ops.prepare_decodes(self._inputs.buffers, self.table.views, n)
-        logits = self.model.compute_logits(self._forward(batch, ForwardContext(self._plans(batch))))
+        ctx = ForwardContext(self._plans(batch), num_tokens=self._inputs.num_decodes)
+        logits = self.model.compute_logits(self._forward(batch, ctx))
         captured = self.pipeline.captured
         if variant is None or captured is None:
             return logits
@@ -362,7 +363,11 @@ class ModelRunner:
 
     def _ragged_forward(self, batch: InputBatch) -> torch.Tensor:
         """Hidden states [L, H] of the rows that sample, from the step's tensors alone."""
-        ctx = ForwardContext(self._plans(batch), wanted=self._wanted(batch, ()))
+        wanted = self._wanted(batch, ())
+        num_wanted = None if wanted is None else self._inputs.num_sampling
+        ctx = ForwardContext(
+            self._plans(batch), wanted=wanted, num_tokens=num_ragged_tokens(batch), num_wanted=num_wanted
+        )
         return self._of_rows(self._forward(batch, ctx), batch)
 
     def _ragged_step(self, forward: Forward, batch: InputBatch, clock: StepClock) -> Computed:

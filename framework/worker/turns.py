@@ -26,9 +26,10 @@ class Turn:
     """One piece of int64 host memory: what a padded step of decodes is told.
 
     number  its place in the ring
-    tensor  [1 + groups, width] all of it
+    tensor  [2 + groups, width] all of it
     rows    [width] req_idx of the step's rows, NULL_ROW behind them
     blocks  [groups, width] the block that each of them enters, NULL_BLOCK for none; lines: one for each group
+    count   [width] first how many rows there are
     told    the array of rows that stands there
     """
 
@@ -37,6 +38,7 @@ class Turn:
     rows: NDArray[Any]
     blocks: NDArray[Any]
     lines: list[NDArray[Any]]
+    count: NDArray[Any]
     told: NDArray[Any] | None = None
 
     def tell_rows(self, rows: NDArray[Any]) -> None:
@@ -45,6 +47,7 @@ class Turn:
             return
         self.rows[: len(rows)] = rows
         self.rows[len(rows) :] = NULL_ROW
+        self.count[0] = len(rows)
         self.told = rows
 
     def tell_blocks(self, new_blocks: Sequence[NDArray[Any]]) -> None:
@@ -62,13 +65,13 @@ class Turn:
 
 
 class Turns:
-    """A ring of pieces for max_in_flight steps and the one that is made meanwhile. ring: [pieces, 1 + groups, width]"""
+    """A ring of pieces for max_in_flight steps and the one that is made meanwhile. ring: [pieces, 2 + groups, width]"""
 
     def __init__(self, backend: Backend, num_groups: int, width: int, max_in_flight: int) -> None:
-        count, lines = max_in_flight + 1, 1 + num_groups
+        count, lines = max_in_flight + 1, 2 + num_groups
         self.ring = backend.host_memory(count * lines * width).view(count, lines, width)
         arrays = self.ring.numpy()
-        self._turns = [Turn(i, self.ring[i], a[0], a[1:], [*a[1:]]) for i, a in enumerate(arrays)]
+        self._turns = [Turn(i, self.ring[i], a[0], a[1:-1], [*a[1:-1]], a[-1]) for i, a in enumerate(arrays)]
         self._last = 0
 
     def next(self) -> Turn:

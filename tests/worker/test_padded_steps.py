@@ -19,11 +19,13 @@ from torch import Tensor
 from framework import LLM, SamplingParams
 from framework.batch import BlockDelta, InputBatch, SchedulerOutput
 from framework.engine import build
-from framework.interfaces import Bucket
+from framework.interfaces import Bucket, ForwardContext
 from framework.testing.crafted import save_crafted
+from framework.worker.model_runner import ModelRunner
 from framework.worker.padded import PaddedSteps, entered_blocks
 from framework.worker.ragged import Forward, RaggedSteps
 from framework_attention.cpu import CpuAttention
+from framework_models.llama import Llama
 
 VOCAB = 40
 SIZES, RAGGED = (1, 2, 4), (4, 16, 40)
@@ -284,6 +286,42 @@ def test_steps_that_need_more_than_the_rows_that_sample_keep_their_own_shape(
     monkeypatch.setattr(CpuAttention, "prefers_own_shape", lambda self, counts, ends: max(counts) > 2, raising=False)
     outputs(folder, [WANTS["greedy"]] * 3)
     assert ran == []
+
+
+def test_model_is_told_where_padding_begins(
+    folder: Path, plain: Any, padded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens and wanted rows of each step, also of one that goes on; a step of its own shape has no padding."""
+    passes: list[ForwardContext] = []
+    steps: list[tuple[SchedulerOutput, int, ForwardContext]] = []
+    forward, execute = Llama.forward, ModelRunner.execute
+
+    def noted(self: Llama, x: Tensor, positions: Tensor, ctx: ForwardContext) -> Any:
+        counts = [None if one is None else one.clone() for one in (ctx.num_tokens, ctx.num_wanted)]
+        passes.append(replace(ctx, num_tokens=counts[0], num_wanted=counts[1], plans=[len(x)]))
+        return forward(self, x, positions, ctx)
+
+    def executed(self: ModelRunner, scheduled: SchedulerOutput) -> Any:
+        future = execute(self, scheduled)
+        if scheduled.num_rows:
+            steps.append((scheduled, passes[-1].plans[0], passes[-1]))
+        return future
+
+    monkeypatch.setattr(Llama, "forward", noted)
+    monkeypatch.setattr(ModelRunner, "execute", executed)
+    outputs(folder, [WANTS["temperature"], WANTS["greedy"], WANTS["prompt_logprobs"], WANTS["n"]])
+    shapes = set()
+    for scheduled, length, ctx in steps:
+        if ctx.num_tokens is None:
+            assert length == scheduled.num_tokens and ctx.num_wanted is None
+        else:
+            assert (ctx.num_tokens.dtype, ctx.num_tokens.tolist()) == (torch.int32, [scheduled.num_tokens])
+            assert ctx.num_wanted is None or ctx.num_wanted.tolist() == [scheduled.samples.sum()]
+            assert (ctx.num_wanted is None) == (ctx.wanted is None)
+            shapes.add((length > scheduled.num_tokens, ctx.wanted is None))
+    assert {(True, True), (False, True)} <= shapes
+    has_ragged = any(not is_decode for _, is_decode in shapes)
+    assert has_ragged == (CpuAttention.caps.graph == "always")
 
 
 def test_a_bucket_holds_a_step_by_tokens_and_rows() -> None:

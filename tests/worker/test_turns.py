@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from framework.batch import NO_BLOCKS, BlockDelta
 from framework.interfaces import BackendContext, KVGroup
@@ -47,6 +48,18 @@ def test_rows_and_blocks_are_told_with_padding_behind_them(inputs: InputBuffers)
         assert told(inputs) == [[2, 0, 0, 0, 0, 0], [0] * 6, [4, 0, 0, 0, 0, 0]]
 
 
+def test_device_knows_how_many_rows_are_no_padding(inputs: InputBuffers) -> None:
+    assert inputs.num_decodes.dtype == torch.int32 and inputs.num_decodes.shape == (1,)
+    for count in (3, 1, 0, 4, 2):
+        rows = np.arange(1, count + 1, dtype=np.int32)
+        inputs.send_decodes(rows, [rows, rows])
+        told(inputs)
+        assert inputs.num_decodes.tolist() == [count]
+        assert inputs.go_on(rows, (NO_BLOCKS, NO_BLOCKS))
+        told(inputs)
+        assert inputs.num_decodes.tolist() == [count]
+
+
 def test_steps_that_go_on_are_told_the_blocks_that_they_enter(inputs: InputBuffers) -> None:
     rows = ints(3, 5, 1)
     inputs.send_decodes(rows, [ints(7, 0, 9), ints(0, 0, 0)])
@@ -83,4 +96,5 @@ def test_device_that_does_not_read_by_itself_is_sent_a_copy(monkeypatch: pytest.
     inputs = InputBuffers(WIDTH, 32, [KVGroup("g", block_size=4, layers=(0,))], CpuBackend({}, BackendContext()), 1)
     inputs.send_decodes(ints(3, 5), [ints(7, 0)])
     assert told(inputs) == [[3, 5, 0, 0, 0, 0], [7, 0, 0, 0, 0, 0]]
+    assert inputs.num_decodes.tolist() == [2]
     assert not inputs.go_on(ints(3, 5), (NO_BLOCKS,))
