@@ -45,4 +45,5 @@ def framework_components() -> list[ComponentSpec]:
             provides=("cuda",),
         ),
         ComponentSpec("attention", "cpu", "framework_attention.cpu:CpuAttention", provides=("cpu",)),
+        ComponentSpec("attention", "mla_torch", "framework_attention.mla_torch:MlaTorch", provides=("cpu",)),
     ]

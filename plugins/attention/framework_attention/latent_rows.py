@@ -1,0 +1,105 @@
+"""A step's requests on the host as latent attention looks at them: lengths, blocks, and which form serves each best.
+
+Arithmetic once a step, no KV touched. Called by `mla_torch`; the products themselves are in `latent_products`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from framework.batch import NULL_BLOCK, InputBatch
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Sizes of one latent layer: heads, the latent and the rotated key kept of a token, and what a head has of each.
+
+    nope, value  of a head's expanded key that is not rotated, and of its value
+    """
+
+    heads: int
+    rank: int
+    rope: int
+    nope: int
+    value: int
+
+    @property
+    def kept(self) -> int:
+        """Values kept of a token."""
+        return self.rank + self.rope
+
+    @property
+    def key(self) -> int:
+        """Of a head's query."""
+        return self.nope + self.rope
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """Requests of a step, padding included.
+
+    starts      [R] first token of each in the batch
+    query_lens  [R] tokens that it computes in this step
+    seq_lens    [R] readable context, those included; 0 for padding
+    tables      [R, max_blocks] physical blocks, null behind the last one that is written
+    """
+
+    starts: Ints
+    query_lens: Ints
+    seq_lens: Ints
+    tables: Ints
+
+    @classmethod
+    def of(cls, batch: InputBatch, group: int, block_size: int) -> StepRows:
+        """Reads lengths and tables of the batch on the host, where they are."""
+        rows = batch.rows_np
+        seq_lens = batch.seq_lens.numpy()[: len(rows)].astype(np.int64)
+        starts = batch.query_start_loc.numpy()[: len(rows)].astype(np.int64)
+        num_blocks = -(-seq_lens // block_size)
+        columns = np.arange(num_blocks.max(initial=1))
+        tables = batch.block_table[group].numpy()[rows, : len(columns)].astype(np.int64)
+        # Blocks of a prompt that later steps compute hold whatever a former owner left in them, NaN included.
+        tables[columns >= num_blocks[:, None]] = NULL_BLOCK
+        return cls(starts, batch.num_scheduled_tokens_np.astype(np.int64), seq_lens, tables)
+
+    def pick(self, rows: Ints) -> StepRows:
+        """Some of the requests, their tokens side by side in their order."""
+        query_lens = self.query_lens[rows]
+        starts = np.cumsum(query_lens) - query_lens
+        return StepRows(starts, query_lens, self.seq_lens[rows], self.tables[rows])
+
+    def tokens(self, rows: Ints) -> Ints:
+        """Where the tokens of some requests stand in the batch, in the order of `pick`."""
+        counts = self.query_lens[rows]
+        places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.repeat(self.starts[rows], counts) + places
+
+    def fresh_blocks(self, block_size: int) -> Tensor | None:
+        """Blocks whose first token this step writes and whose last it does not, None when there are none.
+
+        They are zeroed before the write: a value left there by an earlier owner is masked, but a NaN or an infinity of
+        his would still spoil the products.
+        """
+        last = (self.seq_lens - 1) // block_size
+        is_new = last * block_size >= self.seq_lens - self.query_lens
+        fresh = np.flatnonzero(is_new & (self.seq_lens % block_size != 0))
+        return torch.from_numpy(self.tables[fresh, last[fresh]]) if len(fresh) else None
+
+
+def is_cheaper_expanded(query_lens: Ints, seq_lens: Ints, widths: Widths) -> NDArray[np.bool_]:
+    """[R] whether expanding every key of the context costs fewer products than absorbing, for each request.
+
+    Per head, expanding costs rank * (nope + value) a key of the context; absorbed scores and values cost 2 rank + rope
+    a pair of query and key, expanded ones nope + rope + value. A step's own tokens cost the same in either form.
+    """
+    context = seq_lens - query_lens
+    saved_a_pair = 2 * widths.rank - widths.nope - widths.value
+    saved = query_lens * (context + query_lens / 2) * saved_a_pair
+    return (query_lens > 1) & (saved > context * widths.rank * (widths.nope + widths.value))
