@@ -11,6 +11,12 @@ def framework_components() -> list[ComponentSpec]:
         ComponentSpec("model", "gemma2", "framework_models.gemma2:Gemma2", provides=("Gemma2ForCausalLM",)),
         ComponentSpec("model", "gemma3", "framework_models.gemma3:Gemma3", provides=("Gemma3ForCausalLM",)),
         ComponentSpec("model", "gpt2", "framework_models.gpt2:Gpt2", provides=("GPT2LMHeadModel",)),
+        ComponentSpec(
+            "model", "deepseek_v2", "framework_models.deepseek_v2:DeepseekV2", provides=("DeepseekV2ForCausalLM",)
+        ),
+        ComponentSpec(
+            "model", "deepseek_v3", "framework_models.deepseek_v3:DeepseekV3", provides=("DeepseekV3ForCausalLM",)
+        ),
         ComponentSpec("model", "llama", "framework_models.llama:Llama", provides=("LlamaForCausalLM",)),
         ComponentSpec("model", "mistral", "framework_models.mistral:Mistral", provides=("MistralForCausalLM",)),
         ComponentSpec("model", "mixtral", "framework_models.mixtral:Mixtral", provides=("MixtralForCausalLM",)),
