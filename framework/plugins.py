@@ -25,6 +25,8 @@ from framework.errors import PluginError, as_typed, class_and_text, did_you_mean
 if TYPE_CHECKING:
     from framework.request import RequestOutput
 
+ANY = "*"
+"""What a component provides that serves every value, and is taken only when it is named."""
 KINDS = (
     "backend", "attention", "model", "scheduler", "policy", "stage", "drafter", "grammar",
     "kv_connector", "executor", "loader", "observer", "run", "bench",
@@ -46,8 +48,8 @@ class ComponentSpec:
     extra     name of the extra that installs its optional dependencies: pip install 'DIST[EXTRA]'
     probe     "package.module:function" -> None if usable on this machine, else the reason
     priority  `auto` takes the usable component of the highest priority
-    provides  what it serves beside its name: architectures of a model, file formats of a loader, types of the
-              devices that an attention computes on (none: it tells by itself)
+    provides  what it serves beside its name: architectures of a model (`ANY`: every one, when it is named itself), file
+              formats of a loader, types of the devices that an attention computes on (none: it tells by itself)
     environment  of a backend, a run or a bench: "package.module:function" -> {variable: value} to set before torch is
               imported; those of the run go before the backend's
     cases     "package.module:CASES" that the contract suite of its kind (`run=check`) takes: a case, or several
@@ -386,7 +388,7 @@ class Registry:
         serving = [spec for spec in self.specs(kind) if value in spec.provides]
         if serving:
             return min(serving, key=lambda spec: (-spec.priority, spec.dist != OURS, spec.name))
-        known = sorted({served for spec in self.specs(kind) for served in spec.provides})
+        known = sorted({served for spec in self.specs(kind) for served in spec.provides} - {ANY})
         raise PluginError(
             f"no installed {kind} plugin supports {value!r}.{did_you_mean(value, known)}"
             f" Supported: {', '.join(known) or 'nothing'}. {self._failed()}".rstrip()

@@ -114,7 +114,9 @@ def test_core_names_no_device_and_no_kernel_language(path):
 
 
 @pytest.mark.parametrize("path", [*CORE, *PLUGINS], ids=name_of)
-def test_product_code_imports_no_transformers(path):
+def test_product_code_imports_no_transformers_but_for_the_generic_path(path):
+    if path.is_relative_to(ROOT / "plugins" / "models" / "framework_models" / "generic"):
+        return  # which is transformers' own code around our attention, and imports it when it is built
     assert "transformers" not in {module.partition(".")[0] for _, module in imports_of(path)}
 
 

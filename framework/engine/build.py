@@ -95,7 +95,7 @@ def _load(choice: Choice) -> Loaded:
     try:
         ctx = ModelContext(backend, weights, backend.dtype, backend.device, choice.max_model_len)
         model: Model = target(checkpoint.config, ctx)
-        left = [n for n in weights.unused() if not any(re.search(p, n) for p in target.ignored_weights)]
+        left = [n for n in weights.unused() if not any(re.search(p, n) for p in model.ignored_weights)]
     except OutOfMemoryError as error:
         raise ConfigError(
             f"model.path={checkpoint.location}: the weights in {str(backend.dtype).removeprefix('torch.')} do not fit "
@@ -271,6 +271,7 @@ def _facts(choice: Choice, kv: _KVMemory) -> dict[str, Any]:
         "backend": choice.backend.name,
         "attention": choice.attention.name,
         "model": choice.model.name,
+        "model_label": getattr(choice.model.target, "label", None),
         "dtype": str(choice.backend.dtype).removeprefix("torch."),
         "max_model_len": choice.max_model_len,
         "max_num_batched_tokens": choice.max_num_batched_tokens,
@@ -296,7 +297,8 @@ def _ready(facts: Mapping[str, Any]) -> str:
     """What was built, in one line."""
     size = facts["kv_bytes"] / 1e6
     least = "at least " if any(group["window"] is not None for group in facts["kv_groups"]) else ""
+    model = f"{facts['model']} ({facts['model_label']})" if facts["model_label"] else facts["model"]
     return (
-        f"{facts['model']} in {facts['dtype']} on {facts['backend']}, attention {facts['attention']}; KV cache of "
+        f"{model} in {facts['dtype']} on {facts['backend']}, attention {facts['attention']}; KV cache of "
         f"{least}{facts['kv_tokens']} tokens ({size:.0f} MB at most); ready in {facts['seconds']['total']:.1f} s"
     )

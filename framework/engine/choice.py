@@ -16,8 +16,9 @@ from framework.engine.admission import Admission, Limits
 from framework.engine.attending import check_layers, unfit
 from framework.engine.connecting import check_connector
 from framework.engine.defaults import check_defaults, default_params, eos_token_ids
+from framework.engine.families import buckets_of, check_model, model_spec
 from framework.engine.grammars import grammars_of
-from framework.errors import CheckpointError, ConfigError, PluginError
+from framework.errors import CheckpointError, ConfigError
 from framework.interfaces import BackendContext, StageContext, StageSpec
 from framework.rng import stage_stream
 
@@ -108,7 +109,7 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
     check_attention(attention, config, backend, block_size)
     max_num_batched_tokens = config.scheduler.max_num_batched_tokens or backend.max_num_batched_tokens
     _check_memory(config, backend, max_model_len, max_num_batched_tokens, block_size)
-    buckets = backend.buckets(config.scheduler.max_num_seqs, max_num_batched_tokens)
+    buckets = buckets_of(model.target, backend, config.scheduler.max_num_seqs, max_num_batched_tokens)
     policy = Part.choose(plugins, "policy", config.policy)
     opened = perf_counter()
     tokenizer = Tokenizer.of(checkpoint) if loaded is None else loaded.tokenizer
@@ -159,22 +160,10 @@ def _connector(config: Config, plugins: Registry) -> Part | None:
 
 
 def _model(config: Config, checkpoint: Checkpoint, plugins: Registry) -> Part:
-    """The model plugin that provides the checkpoint's architecture; one that is named must provide it as well."""
-    if not checkpoint.architectures:
-        raise CheckpointError(
-            f"{checkpoint.location}: config.json names no architectures, so no model can be chosen. Add the model's"
-        )
-    architecture = checkpoint.architectures[0]
-    if config.model.name == "auto":
-        spec = plugins.provider("model", architecture)
-    else:
-        spec = plugins.spec("model", config.model.name)
-        if architecture not in spec.provides:
-            raise PluginError(
-                f"model={spec.name} serves {', '.join(spec.provides) or 'nothing'}, but {checkpoint.location} is of "
-                f"architecture {architecture}. Use model=auto"
-            )
-    return Part(spec.name, plugins.load_target("model", spec.name), None)
+    spec = model_spec(config, checkpoint, plugins)
+    model = Part(spec.name, plugins.load_target("model", spec.name), None)
+    check_model(model.name, model.target, config)
+    return model
 
 
 def _max_model_len(config: Config, checkpoint: Checkpoint) -> int:

@@ -48,6 +48,9 @@ def _parts(choice: Choice, plugins: Registry) -> Iterator[Reason]:
         yield Reason("grammar", grammar, _among(plugins, "grammar", grammar))
     if config.model.name == "auto":
         yield Reason("model", choice.model.name, f"serves architecture {checkpoint.architectures[0]} of the checkpoint")
+    label = getattr(choice.model.target, "label", None)
+    if label is not None:
+        yield Reason("model", choice.model.name, label)
 
 
 def _among(

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from framework import LLM
+from framework.config import compose
+from framework.engine.choice import choose
+from framework.engine.reasons import automatic
 from framework.errors import ConfigError, FrameworkError, PluginError
 from framework.interfaces import Capabilities
+from framework.plugins import registry
 
 HEADER = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32,
@@ -31,8 +35,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+WORDS = ["backend=cpu", "engine.load_format=dummy", "kv_cache.num_blocks=8"]
+
+
 def build(folder: Path, *words: str) -> LLM:
-    return LLM(str(folder), overrides=["backend=cpu", "engine.load_format=dummy", "kv_cache.num_blocks=8", *words])
+    return LLM(str(folder), overrides=[*WORDS, *words])
 
 
 def test_weights_are_opened_when_everything_goes_together(folder: Path) -> None:
@@ -48,6 +55,11 @@ def test_weights_are_opened_when_everything_goes_together(folder: Path) -> None:
         (["sampler.structured_outputs={regex:a}", "grammar=none"], ConfigError, "runs with grammar=none"),
         (["sampler=greedy", "sampler.top_k=5"], ConfigError, "top_k"),
         (["model=qwen3"], PluginError, "model=qwen3 serves Qwen3ForCausalLM, but .* LlamaForCausalLM. Use model=auto"),
+        (
+            ["model=transformers", "engine.batch_invariant=true"],
+            ConfigError,
+            "transformers does not offer it. Use",
+        ),
         (["engine.max_model_len=65"], ConfigError, "more than the 64 positions"),
     ],
 )
@@ -56,6 +68,22 @@ def test_conflict_is_named_before_weights_load(
 ) -> None:
     with pytest.raises(error, match=message):
         build(folder, *words)
+
+
+def test_an_architecture_without_a_plugin_is_shown_the_generic_path(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({**HEADER, "architectures": ["StableLmForCausalLM"]}))
+    with pytest.raises(PluginError, match=r"no .* 'StableLm.*Slower, .* more architectures: model=transformers$"):
+        build(folder)
+
+
+def test_the_generic_path_is_taken_by_name_for_any_architecture_and_never_by_itself(folder: Path) -> None:
+    choice = choose(compose([f"model.path={folder}", *WORDS]), registry())
+    assert choice.model.name == "llama"
+    named = choose(compose(["model=transformers", f"model.path={folder}", *WORDS]), registry())
+    assert (named.model.name, named.buckets) == ("transformers", [])
+    assert [layer.head_dim for layer in named.layers] == [16]
+    reasons = {reason.key: reason for reason in automatic(named, registry())}
+    assert "the generic path" in reasons["model"].why and "slower" in reasons["model"].why
 
 
 @pytest.mark.parametrize(
@@ -89,8 +117,8 @@ def test_named_model_of_another_architecture_is_refused(folder: Path) -> None:
 
 
 def test_unsupported_architecture_is_refused_with_the_list_of_what_is_supported(folder: Path) -> None:
-    (folder / "config.json").write_text(json.dumps({**HEADER, "architectures": ["GemmaForCausalLM"]}))
-    with pytest.raises(PluginError, match=r"'GemmaForCausalLM'.* Supported: LlamaForCausalLM, Qwen3ForCausalLM"):
+    (folder / "config.json").write_text(json.dumps({**HEADER, "architectures": ["NoneForCausalLM"]}))
+    with pytest.raises(PluginError, match=r"'NoneForCausalLM'.* Supported: .*LlamaForCausalLM, .*Qwen3ForCausalLM"):
         build(folder)
 
 

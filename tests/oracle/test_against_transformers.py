@@ -39,10 +39,10 @@ def params_of(case: dict[str, Any], index: int, want: Case) -> SamplingParams:
     )
 
 
-def check(name: str, case: dict[str, Any], folders: dict[str, Path], oracle: Any) -> None:
+def check(name: str, case: dict[str, Any], folders: dict[str, Path], oracle: Any, *words: str) -> None:
     wanted: list[Case] = oracle(name)[: num_requests(case)]
     params = [params_of(case, index, want) for index, want in enumerate(wanted)]
-    outputs, _ = run_case(folders[name], case, [w.prompt for w in wanted], params)
+    outputs, _ = run_case(folders[name], case, [w.prompt for w in wanted], params, *words)
     for want, asked, output in zip(wanted, params, outputs, strict=True):
         assert output.error is None and [c.index for c in output.outputs] == list(range(asked.n))
         for completion in output.outputs:

@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 import pytest
 
 from framework.errors import PluginError
-from framework.plugins import KINDS, ComponentSpec, Registry, hookimpl, registry
+from framework.plugins import ANY, KINDS, ComponentSpec, Registry, hookimpl, registry
 
 
 def announcing(*specs):
@@ -268,6 +268,12 @@ def test_provider_serves_by_what_it_provides(load):
         "no installed model plugin supports 'LamaForCausalLM'. Did you mean 'LlamaForCausalLM'?"
         " Supported: LlamaForCausalLM."
     )
+
+
+def test_what_serves_anything_provides_nothing_by_itself(load):
+    found = load(models=announcing(ComponentSpec("model", "generic", "a:B", provides=(ANY,))))
+    with pytest.raises(PluginError, match=r"no installed model plugin supports 'Any'\. Supported: nothing"):
+        found.provider("model", "Any")
 
 
 def test_kinds_are_distinct():

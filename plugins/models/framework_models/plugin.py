@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from framework.plugins import ComponentSpec, hookimpl
+from framework.plugins import ANY, ComponentSpec, hookimpl
 
 
 @hookimpl
@@ -28,4 +28,13 @@ def framework_components() -> list[ComponentSpec]:
         ComponentSpec("model", "qwen3", "framework_models.qwen3:Qwen3", provides=("Qwen3ForCausalLM",)),
         ComponentSpec("model", "qwen3_moe", "framework_models.qwen3_moe:Qwen3Moe", provides=("Qwen3MoeForCausalLM",)),
         ComponentSpec("model", "smollm3", "framework_models.smollm3:SmolLM3", provides=("SmolLM3ForCausalLM",)),
+        ComponentSpec(
+            "model",
+            "transformers",
+            "framework_models.generic.model:TransformersModel",
+            extra="transformers",
+            probe="framework_models.probes:transformers",
+            priority=-10,
+            provides=(ANY,),
+        ),
     ]

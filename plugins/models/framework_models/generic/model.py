@@ -1,0 +1,239 @@
+"""A causal language model of transformers as a `Model`: its code computes everything but attention, which is ours.
+
+Built from config.json and a `WeightSource` like any model here. Before it serves, it is tried out with a few tokens:
+layers are read off (`layers`), and a model that mixes tokens anywhere but in its attention function is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from framework.errors import CheckpointError, NotBuiltError
+from framework.interfaces import Capabilities, ForwardContext, ModelContext, ModelOutput
+from framework_models.generic.attention import PAGED, TRIED, Recorder, Step, register
+from framework_models.generic.layers import place_layers, refused
+from framework_models.generic.weights import load_weights
+
+_NUM_TRIED = 5  # tokens
+_TOLERANCE = {torch.float32: 1e-4}
+"""Of the largest hidden state: rows of a product differ by rounding with their place, other tokens make far more."""
+_TOLERANCE_HALF = 0.05
+_REFUSED: Mapping[str, str] = {
+    "is_encoder_decoder": "is an encoder with a decoder",
+    "auto_map": "brings code of its own, which is not run here",
+    "quantization_config": "is quantized",
+    "num_kv_shared_layers": "shares keys and values between layers",
+}
+"""Keys of config.json that change what would be computed, when they are set to anything."""
+
+
+class TransformersModel:
+    """Any causal language model of transformers whose attention goes through its attention interface."""
+
+    ignored_weights: tuple[str, ...] = (r"rotary_emb\.inv_freq$",)
+    caps: ClassVar[Capabilities] = Capabilities(keeps=frozenset())
+    label: ClassVar[str] = "the generic path: code of transformers around our attention, slower than a model plugin"
+
+    def __init__(self, config: Mapping[str, Any], ctx: ModelContext) -> None:
+        register()
+        is_outline = ctx.device.type == "meta"  # shapes alone are asked for: there is no value to look at
+        self._name, made = _class_of(config)
+        self._causal = _build(made, config, ctx, is_outline=is_outline)
+        self._base = _layers_of(self._name, self._causal)
+        _check_rotary(self._name, self._causal, ctx.max_model_len)
+        if not is_outline:
+            load_weights(self._causal, ctx)
+        _keep_frequencies(self._causal)
+        self.ignored_weights = (*self.ignored_weights, *(self._causal._keys_to_ignore_on_load_unexpected or ()))
+        self._step, self._head = Step(), _head_of(self._causal)
+        self.vocab_size = int(self._causal.get_input_embeddings().weight.shape[0])
+        self._try_out(ctx, is_outline=is_outline)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """[T] -> [T, hidden_size]."""
+        embedded: Tensor = self._causal.get_input_embeddings()(input_ids)
+        return embedded
+
+    def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> ModelOutput:
+        """x [T, hidden_size], positions [T]: all tokens of the step side by side, as one row of transformers' batch."""
+        if ctx.feature_layers:
+            raise NotBuiltError("model=transformers: hidden states of single layers are not built. Use a model plugin")
+        self._step.ctx = ctx
+        try:
+            return ModelOutput(self._hidden(x, positions))
+        finally:
+            self._step.ctx = None
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[L, hidden_size] -> [L, vocab_size]: what the model does behind its last hidden state."""
+        logits: Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        return logits
+
+    def _hidden(self, x: Tensor, positions: Tensor) -> Tensor:
+        out = self._base(inputs_embeds=x[None], position_ids=positions[None], use_cache=False, return_dict=True)
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+    @torch.inference_mode()
+    def _try_out(self, ctx: ModelContext, *, is_outline: bool) -> None:
+        """Declares the layers, and refuses a model that would not compute the same in a batch of ours."""
+        recorder = Recorder()
+        recorder.record(self._causal)
+        ids = (torch.arange(_NUM_TRIED, device=ctx.device) * 7 + 3) % self.vocab_size
+        positions = torch.arange(_NUM_TRIED, device=ctx.device) % ctx.max_model_len
+        self._causal.set_attn_implementation(TRIED)
+        logits = self._causal(
+            input_ids=ids[None],
+            position_ids=positions[None],
+            attention_mask=torch.ones_like(ids[None]),  # of no padding: without it positions are looked at
+            use_cache=False,
+        ).logits[0]
+        calls, recorder.calls = recorder.calls, []
+        self._causal.set_attn_implementation(PAGED)
+        num_layers = self._causal.config.num_hidden_layers
+        if len(calls) != num_layers:
+            raise refused(self._name, f"calls an attention function {len(calls)} times in {num_layers} layers")
+        if not is_outline:
+            self._check_parts(logits, self.compute_logits(self._hidden(self.embed(ids), positions)))
+            self._check_tokens_stand_alone(ids, positions.flip(0))
+        place_layers(calls, ctx, self._step, self._name)
+
+    def _check_parts(self, whole: Tensor, parts: Tensor) -> None:
+        """The model is run as embedding, layers and head, one behind the other."""
+        if whole.shape[-1] != self.vocab_size:
+            raise refused(self._name, f"has {self.vocab_size} embeddings and {whole.shape[-1]} logits")
+        if not _is_near(parts, whole):
+            raise refused(self._name, "computes something else when its embedding, layers and head are run in turn")
+
+    def _check_tokens_stand_alone(self, ids: Tensor, positions: Tensor) -> None:
+        """With attention that reads nothing but the token itself, the others must not matter, nor the order."""
+        order = torch.tensor([2, 0, 3, 1, 4], device=ids.device)
+        others = ids[order].clone()
+        others[-1] = (others[-1] + 1) % self.vocab_size
+        hidden = self._hidden(self.embed(ids), positions)
+        moved = self._hidden(self.embed(others), positions[order])
+        if not _is_near(moved[:-1], hidden[order][:-1]):
+            raise refused(self._name, "mixes tokens, or counts positions, outside of its attention function")
+
+
+def _is_near(found: Tensor, wanted: Tensor) -> bool:
+    tolerance = _TOLERANCE.get(wanted.dtype, _TOLERANCE_HALF)
+    return bool((found - wanted).abs().max() <= tolerance * wanted.abs().max())
+
+
+def _class_of(config: Mapping[str, Any]) -> tuple[str, Any]:
+    """(architecture, its class). CheckpointError for one that is no causal language model of transformers."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    name = str((config.get("architectures") or ["?"])[0])
+    for key, what in _REFUSED.items():
+        if config.get(key):
+            raise refused(name, f"{what} ({key})")
+    made = getattr(transformers, name, None)
+    if made is None or name not in set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
+        raise CheckpointError(
+            f"model=transformers: transformers {transformers.__version__} has no causal language model {name}. Use a "
+            "checkpoint of one that it has, or a model plugin that serves this one"
+        )
+    if getattr(made, "_is_stateful", False):
+        raise refused(name, "carries a state from token to token")
+    if not made._can_set_attn_implementation():
+        raise refused(name, "does not call its attention through transformers' attention interface")
+    return name, made
+
+
+def _build(made: Any, config: Mapping[str, Any], ctx: ModelContext, *, is_outline: bool) -> Any:
+    """The model without weights, on the meta device."""
+    own = made.config_class.from_dict(dict(config))
+    own.output_router_logits = False
+    words: dict[str, Any] = {"dtype": ctx.dtype, "attn_implementation": PAGED}
+    if is_outline and made._can_set_experts_implementation():
+        words["experts_implementation"] = "batched_mm"  # the one that knows shapes for every dtype
+    with torch.device("meta"):
+        return made._from_config(own, **words).eval().requires_grad_(False)
+
+
+def _layers_of(name: str, causal: Any) -> Any:
+    """The part between embedding and head."""
+    base = getattr(causal, causal.base_model_prefix, None)
+    if base is None:
+        raise refused(name, f"has no part '{causal.base_model_prefix}'")
+    known = inspect.signature(base.forward).parameters
+    for word in ("inputs_embeds", "position_ids"):
+        if word not in known:
+            raise refused(name, f"takes no {word}")
+    return base
+
+
+def _check_rotary(name: str, model: Any, length: int) -> None:
+    """Frequencies that follow the longest sequence of a batch would let requests depend on their neighbours:
+    CheckpointError where they change within `length` tokens."""
+    for module in model.modules():
+        for kind in _rope_types(module).values():
+            limit = _longest(kind, module.config)
+            if limit is not None and length > limit:
+                raise CheckpointError(
+                    f"model=transformers: rope_type '{kind}' of {name} serves up to {limit} tokens, and max_model_len "
+                    f"is {length}: beyond, frequencies follow the longest request. Use engine.max_model_len={limit}"
+                )
+
+
+def _keep_frequencies(model: Any) -> None:
+    """Rotary embeddings look no longer whether their frequencies should change: within max_model_len they do not."""
+    for module in model.modules():
+        if kinds := _rope_types(module):
+            module.rope_type = dict.fromkeys(kinds, "default") if isinstance(module.rope_type, dict) else "default"
+
+
+def _rope_types(module: Any) -> dict[str, str]:
+    kinds = getattr(module, "rope_type", {})
+    return kinds if isinstance(kinds, dict) else {"": kinds}
+
+
+def _longest(kind: str, config: Any) -> int | None:
+    """Tokens up to which the frequencies of a rope type stay as they are; None for any number."""
+    if "dynamic" in kind:
+        return int(config.max_position_embeddings)
+    if kind != "longrope":
+        return None
+    ropes = config.rope_parameters
+    nested = [rope for rope in ropes.values() if isinstance(rope, dict)] or [ropes]
+    return min(int(rope["original_max_position_embeddings"]) for rope in nested if rope.get("rope_type") == "longrope")
+
+
+def _head_of(causal: Any) -> Any:
+    """The model with its layers left out: from the last hidden state on it does what the model does."""
+    head = copy.copy(causal)
+    head._modules = {**causal._modules, causal.base_model_prefix: _Given()}
+    return head
+
+
+class _Given(nn.Module):
+    """In the place of a model's layers: what is given comes out, and nothing beside it."""
+
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _GivenOutput:
+        return _GivenOutput(inputs_embeds)
+
+    @property
+    def decoder(self) -> _Given:  # what some models call their layers
+        return self
+
+
+class _GivenOutput:
+    """As an output of transformers; fields beside the hidden state are None."""
+
+    def __init__(self, last_hidden_state: Tensor) -> None:
+        self.last_hidden_state = last_hidden_state
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+    def __getitem__(self, place: int) -> Tensor:
+        return (self.last_hidden_state,)[place]
