@@ -23,10 +23,29 @@ from framework.errors import ConfigError
 from framework.interfaces import AttentionCaps, AttentionContext, KVSpec, LatentPlan, LatentUp, LayerSpec
 from framework_attention.triton.attention import _num_multiprocessors, _shared_bytes
 from framework_attention.triton.latent_decode import latent_decode_kernel
-from framework_attention.triton.latent_items import WIDTH, LatentRows, Queries, list_queries_kernel
+from framework_attention.triton.latent_items import (
+    WIDTH,
+    LatentRows,
+    Queries,
+    list_prompts_kernel,
+    list_queries_kernel,
+)
 from framework_attention.triton.latent_products import LatentParts, New, absorb_kernel, expand_kernel
-from framework_attention.triton.latent_shapes import absorb_shape, expand_shape, latent_shape
+from framework_attention.triton.latent_prompt import (
+    Carried,
+    Expanded,
+    gather_kernel,
+    latent_prompt_kernel,
+    store_kernel,
+)
+from framework_attention.triton.latent_shapes import absorb_shape, expand_shape, latent_shape, prompt_shape
 
+_SHORT = 64
+"""Queries of a row from which on its keys are expanded. By operations alone it would be 170 for the heads of DeepSeek
+V2 (512 * 256 to expand a key of a head, and 1,088 - 320 less for each query that meets it), but absorbed ones are done
+in narrower products."""
+_EXPANDED_VALUES = 1 << 26
+"""Of keys and values that are expanded at a time: 128 MiB in a short dtype."""
 _MAX_ABSORBED = 2048
 """Queries that are absorbed at a time: what they take in between is some kilobytes a head of each."""
 _WHOLE = 1 << 30
@@ -51,6 +70,17 @@ class Layer:
     @property
     def rope(self) -> int:
         return self.spec.head_dim - self.rank
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """A step's prompts as they are listed on the device: tiles [num_tiles, WIDTH], starts [R], and at most num_places
+    keys to expand."""
+
+    tiles: Tensor
+    starts: Tensor
+    num_tiles: int
+    num_places: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +134,7 @@ class LatentTriton:
         self.layers = {spec.index: Layer(spec, tensor) for spec, tensor in zip(layers, kv, strict=True)}
         ((self.num_heads, width, _),) = shapes
         self.shape = latent_shape(self.ctx.dtype, self.num_heads, width, _shared_bytes(self.device))
+        self.prompt = prompt_shape(self.ctx.dtype, _shared_bytes(self.device))
 
     @property
     def groups(self) -> int:
@@ -142,11 +173,37 @@ class LatentTritonPlan:
         self._table, self._slots = batch.block_table[group], batch.slot_mapping[group]
         self._num_tokens = len(self._slots)
         self.decodes = self._num_tokens == len(scheduled) and bool((scheduled == 1).all())
-        self._absorbed = [self._list_rows()] if self.decodes else self._list_tokens()
+        self._is_full = self._num_tokens == int(scheduled.sum())
+        starts = None if self.decodes else batch.query_start_loc
+        self._rows = LatentRows(batch.seq_lens, batch.idx_mapping, starts)
+        self._prompts: Prompts | None = None
+        if self.decodes:
+            self._absorbed = self._list_rows()
+        elif owner.ctx.batch_invariant or scheduled.max(initial=0) < _SHORT:
+            self._absorbed = self._list_tokens()
+        else:
+            self._absorbed = self._list_rows()
+            self._prompts = self._list_prompts()
 
-    def _list_rows(self) -> Absorbed:
-        """Each row's one query."""
-        return self._list(0, len(self._batch.seq_lens), self._batch.seq_lens_max_np, each_token=False)
+    def _list_rows(self) -> list[Absorbed]:
+        """The query of each row that has one."""
+        batch = self._batch
+        max_lens = batch.seq_lens_max_np[batch.num_scheduled_tokens_np == 1]
+        return [self._list(0, len(batch.seq_lens), max_lens, each_token=False)] if len(max_lens) else []
+
+    def _list_prompts(self) -> Prompts:
+        owner, batch, shape, device = self._owner, self._batch, self._owner.prompt, self._slots.device
+        scheduled, num_rows = batch.num_scheduled_tokens_np, len(batch.seq_lens)
+        is_prompt = scheduled > 1
+        num_tiles = int((-(-scheduled[is_prompt] // shape.queries)).sum())
+        num_places = int((-(-batch.seq_lens_max_np[is_prompt] // shape.tile)).sum()) * shape.tile
+        tiles = torch.empty(num_tiles, WIDTH, dtype=torch.int32, device=device)
+        starts = torch.empty(num_rows, dtype=torch.int32, device=device)
+        list_prompts_kernel[(1,)](
+            self._rows, num_rows, tiles, num_tiles, starts, QUERIES=shape.queries, ALIGN=shape.tile,
+            ROWS=1 << _log_places(owner.ctx.max_num_seqs), BLOCK=256,
+        )  # fmt: skip
+        return Prompts(tiles, starts, num_tiles, num_places)
 
     def _list_tokens(self) -> list[Absorbed]:
         """Every token as a query of its own, some at a time."""
@@ -164,9 +221,8 @@ class LatentTritonPlan:
         lists = torch.empty(4, count, dtype=torch.int32, device=self._slots.device)
         parts = torch.empty(num_parts, WIDTH, dtype=torch.int32, device=self._slots.device)
         queries = Queries(*lists.unbind())
-        starts = None if self.decodes else batch.query_start_loc
         list_queries_kernel[(1,)](
-            LatentRows(batch.seq_lens, batch.idx_mapping, starts), num_rows, queries, first, count, parts, num_parts,
+            self._rows, num_rows, queries, first, count, parts, num_parts,
             _WHOLE if is_whole else owner.programs, owner.num_sms, GROUPS=owner.groups,
             GOOD_KEYS=_WHOLE if is_whole else shape.good_keys, MIN_KEYS=_WHOLE if is_whole else shape.min_keys,
             TILE=shape.tile, LOG_ROWS=_log_places(owner.ctx.max_num_seqs), PLACES=1 << _log_places(count),
@@ -181,10 +237,62 @@ class LatentTritonPlan:
         new = New(q, latent, q.stride(0), latent.stride(0), self._slots)
         up = LatentUp(_rows_dense(up.keys), _rows_dense(up.values))
         out = torch.empty(q.shape[0], q.shape[1], up.values.shape[1], dtype=q.dtype, device=q.device)
+        if self._prompts is not None:
+            if not self._is_full:
+                out.zero_()
+            self._store(bound, new)
         absorbed = [self._absorb(bound, new, up.keys, some) for some in self._absorbed]
         for queries, some in zip(absorbed, self._absorbed, strict=True):
             self._expand(bound, up.values, some, self._attend(bound, queries, some), out)
+        if self._prompts is not None:
+            self._attend_prompts(bound, new, up, self._prompts, out)
         return out
+
+    def _store(self, bound: Layer, new: New) -> None:
+        width = bound.spec.head_dim
+        store_kernel[(triton.cdiv(self._num_tokens, 4),)](
+            new.latent, new.latent_stride, self._slots, self._num_tokens, bound.kv, WIDTH=width, WIDTH_PAD=_pad(width),
+            TOKENS=4,
+        )  # fmt: skip
+
+    def _attend_prompts(self, bound: Layer, new: New, up: LatentUp, prompts: Prompts, out: Tensor) -> None:
+        """Piece by piece; what is carried between pieces exists where there are several."""
+        tile, (num_heads, value) = self._owner.prompt.tile, out.shape[1:]
+        most = _EXPANDED_VALUES // (num_heads * (up.keys.shape[1] + value)) // tile * tile
+        size = min(max(most, tile), prompts.num_places)
+        bases = range(0, prompts.num_places, size)
+        shape = [len(new.q), num_heads] if len(bases) > 1 else [1, 1]
+        sizes, device = (shape, shape, [*shape, value]), out.device
+        carried = Carried(*(torch.empty(each, dtype=torch.float32, device=device) for each in sizes))
+        for base in bases:
+            num_keys = min(size, prompts.num_places - base)
+            expanded = self._expanded(bound, up, prompts, base, num_keys)
+            self._attend_piece(bound, new, expanded, prompts, carried, out, base, num_keys)
+
+    def _expanded(self, bound: Layer, up: LatentUp, prompts: Prompts, base: int, num_keys: int) -> Expanded:
+        owner, width = self._owner, bound.spec.head_dim
+        latents = torch.empty(num_keys, width, dtype=bound.kv.dtype, device=bound.kv.device)
+        gather_kernel[(num_keys // 16,)](
+            self._rows, len(self._batch.seq_lens), prompts.starts, base, bound.kv, self._table, self._table.stride(0),
+            latents, WIDTH=width, WIDTH_PAD=_pad(width), BLOCK_SIZE=bound.kv.shape[1], KEYS=16,
+            ROWS=1 << _log_places(owner.ctx.max_num_seqs),
+        )  # fmt: skip
+        kept = latents[:, : bound.rank]
+        return Expanded(latents, kept @ up.keys.flatten(0, 1).T, kept @ up.values.flatten(0, 1).T)
+
+    def _attend_piece(
+        self, bound: Layer, new: New, expanded: Expanded, prompts: Prompts, carried: Carried, out: Tensor, base: int,
+        num_keys: int,
+    ) -> None:  # fmt: skip
+        shape, (num_heads, value) = self._owner.prompt, out.shape[1:]
+        nope = expanded.keys.shape[1] // num_heads
+        latent_prompt_kernel[(prompts.num_tiles * num_heads,)](
+            new.q, new.q_stride, expanded, prompts.tiles, carried, out, base, num_keys, bound.spec.scale,
+            HEADS=num_heads, NOPE=nope, NOPE_PAD=_pad(nope), ROPE=bound.rope, ROPE_PAD=_pad(bound.rope),
+            RANK=bound.rank, VALUE=value, VALUE_PAD=_pad(value), QUERIES=shape.queries, TILE=shape.tile,
+            IS_FIRST=base == 0, IS_LAST=base + num_keys == prompts.num_places, DOT_F32=self._owner.dot_f32,
+            num_warps=shape.num_warps, num_stages=shape.num_stages,
+        )  # fmt: skip
 
     def _words(self, some: Absorbed) -> dict[str, bool]:
         """Words of a launch: whether it may begin before the one ahead has ended."""

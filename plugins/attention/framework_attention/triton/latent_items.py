@@ -18,7 +18,7 @@ from torch import Tensor
 WIDTH = 8
 """int32 values of a record. Of a part: parts of its query, its place among them, query, first key, end of keys; parts
 = 0 marks a record that is not used. Of a tile: queries, first token, position of the first query, place of the
-request's key 0 among the expanded ones, head 0's state row; queries = 0 marks one that is not used."""
+request's key 0 among the expanded ones; queries = 0 marks one that is not used."""
 
 
 class Queries(NamedTuple):

@@ -52,6 +52,23 @@ def latent_shape(dtype: torch.dtype, num_heads: int, width: int, shared_bytes: i
     return LatentShape(members, 64, 4 if members == 16 else 8, 2)
 
 
+@dataclass(frozen=True)
+class ExpandedShape:
+    """Of `latent_prompt_kernel`: queries and keys of a tile."""
+
+    queries: int
+    tile: int
+    num_warps: int
+    num_stages: int
+
+
+def prompt_shape(dtype: torch.dtype, shared_bytes: int) -> ExpandedShape:
+    """With heads of 192 and values of 128 three tiles of 64 keys and the queries take 170 KiB."""
+    if dtype is torch.float32:
+        return ExpandedShape(32, 16, 4, 1)
+    return ExpandedShape(128, 64, 8, 3) if shared_bytes >= _LARGE else ExpandedShape(64, 32, 4, 2)
+
+
 def absorb_shape(num_queries: int, is_invariant: bool) -> ProductShape:
     """Many columns a program for many queries: weights are read once a program."""
     if is_invariant or num_queries > 64:
