@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from framework.interfaces import ExpertWeights, Routing
 
-_SIGMOID_SCALE = 1.702  # of the clamped activation: sigmoid(1.702 x) is near the normal distribution function
+CLAMPED_GAIN = 1.702
+"""Of the clamped activation: sigmoid(1.702 x) is near the normal distribution function."""
 
 
 def route(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
@@ -66,7 +67,7 @@ def activate(gate_up: Tensor, activation: str, limit: float) -> Tensor:
     if activation == "silu":
         return (gate * sigmoid(gate) * up).to(gate_up.dtype)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return ((up + 1) * gate * sigmoid(_SIGMOID_SCALE * gate)).to(gate_up.dtype)
+    return ((up + 1) * gate * sigmoid(CLAMPED_GAIN * gate)).to(gate_up.dtype)
 
 
 def combine(outputs: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:

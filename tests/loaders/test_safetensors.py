@@ -111,7 +111,7 @@ def test_shards_without_an_index_are_named(folder):
 def test_a_quantised_tensor_is_refused_instead_of_read_without_its_scale(folder):
     save_file({"a": A.to(torch.float8_e4m3fn)}, folder / "model.safetensors")
     with pytest.raises(
-        CheckpointError, match="tensor 'a' is stored as F8_E4M3; quantised checkpoints are not built yet"
+        CheckpointError, match="tensor 'a' is stored as F8_E4M3; checkpoints quantised like this are not built yet"
     ):
         opened(folder).take("a", (2, 3))
 

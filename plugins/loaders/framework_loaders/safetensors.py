@@ -1,6 +1,6 @@
 """Hugging Face folders with safetensors weights: one file or shards named by an index, memory-mapped.
 
-Reads only unquantised floating-point tensors; what a quantised checkpoint needs beyond that is not here. Built by name
+Reads floating-point tensors, and bytes where a model asks for bytes: what they mean is for it to know. Built by name
 from `engine.load_format`.
 """
 
@@ -22,6 +22,7 @@ from framework_loaders.source import ShapedSource
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_BYTES = ("U8",)
 
 
 class SafetensorsLoader:
@@ -60,10 +61,11 @@ class SafetensorsSource(ShapedSource):
     def _read(self, name: str, dtype: torch.dtype) -> Tensor:
         path = self._owner[name]
         stored = self._files[path].get_slice(name).get_dtype()
-        if stored not in _FLOATS:
+        served = _BYTES if dtype == torch.uint8 else _FLOATS
+        if stored not in served:
             raise CheckpointError(
-                f"{path}: tensor '{name}' is stored as {stored}; quantised checkpoints are not built yet "
-                f"(read: {', '.join(_FLOATS)}). Use an unquantised one."
+                f"{path}: tensor '{name}' is stored as {stored}; checkpoints quantised like this are not built yet "
+                f"(read: {', '.join(served)}). Use another one."
             )
         try:
             tensor = self._files[path].get_tensor(name)

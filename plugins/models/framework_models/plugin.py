@@ -11,12 +11,7 @@ def framework_components() -> list[ComponentSpec]:
         ComponentSpec("model", "gemma2", "framework_models.gemma2:Gemma2", provides=("Gemma2ForCausalLM",)),
         ComponentSpec("model", "gemma3", "framework_models.gemma3:Gemma3", provides=("Gemma3ForCausalLM",)),
         ComponentSpec("model", "gpt2", "framework_models.gpt2:Gpt2", provides=("GPT2LMHeadModel",)),
-        ComponentSpec(
-            "model", "deepseek_v2", "framework_models.deepseek_v2:DeepseekV2", provides=("DeepseekV2ForCausalLM",)
-        ),
-        ComponentSpec(
-            "model", "deepseek_v3", "framework_models.deepseek_v3:DeepseekV3", provides=("DeepseekV3ForCausalLM",)
-        ),
+        ComponentSpec("model", "gpt_oss", "framework_models.gpt_oss:GptOss", provides=("GptOssForCausalLM",)),
         ComponentSpec("model", "llama", "framework_models.llama:Llama", provides=("LlamaForCausalLM",)),
         ComponentSpec("model", "mistral", "framework_models.mistral:Mistral", provides=("MistralForCausalLM",)),
         ComponentSpec("model", "mixtral", "framework_models.mixtral:Mixtral", provides=("MixtralForCausalLM",)),
@@ -28,6 +23,12 @@ def framework_components() -> list[ComponentSpec]:
         ComponentSpec("model", "qwen3", "framework_models.qwen3:Qwen3", provides=("Qwen3ForCausalLM",)),
         ComponentSpec("model", "qwen3_moe", "framework_models.qwen3_moe:Qwen3Moe", provides=("Qwen3MoeForCausalLM",)),
         ComponentSpec("model", "smollm3", "framework_models.smollm3:SmolLM3", provides=("SmolLM3ForCausalLM",)),
+        ComponentSpec(
+            "model", "deepseek_v2", "framework_models.deepseek_v2:DeepseekV2", provides=("DeepseekV2ForCausalLM",)
+        ),
+        ComponentSpec(
+            "model", "deepseek_v3", "framework_models.deepseek_v3:DeepseekV3", provides=("DeepseekV3ForCausalLM",)
+        ),
         ComponentSpec(
             "model",
             "transformers",
