@@ -285,7 +285,7 @@ class LatentTritonPlan:
         num_keys: int,
     ) -> None:  # fmt: skip
         shape, (num_heads, value) = self._owner.prompt, out.shape[1:]
-        nope = expanded.keys.shape[1] // num_heads
+        nope = expanded.k.shape[1] // num_heads
         latent_prompt_kernel[(prompts.num_tiles * num_heads,)](
             new.q, new.q_stride, expanded, prompts.tiles, carried, out, base, num_keys, bound.spec.scale,
             HEADS=num_heads, NOPE=nope, NOPE_PAD=_pad(nope), ROPE=bound.rope, ROPE_PAD=_pad(bound.rope),

@@ -21,11 +21,11 @@ from framework_attention.triton.decode import LOG2_E
 
 
 class Expanded(NamedTuple):
-    """A piece of P keys: latents [P, R + d_rope], keys [P, H, d_nope], values [P, H, d_value]."""
+    """A piece of P keys: latents [P, R + d_rope], k [P, H * d_nope], v [P, H * d_value]."""
 
     latents: Tensor
-    keys: Tensor
-    values: Tensor
+    k: Tensor
+    v: Tensor
 
 
 class Carried(NamedTuple):
@@ -150,9 +150,9 @@ def _attend(
     n, e, v = tl.arange(0, NOPE_PAD), tl.arange(0, ROPE_PAD), tl.arange(0, VALUE_PAD)
     for place in range(begin, end, TILE):
         row = (place - base + tl.arange(0, TILE)).to(tl.int64)[:, None]
-        at_key = expanded.keys + (row * HEADS + head) * NOPE + n[None, :]
+        at_key = expanded.k + (row * HEADS + head) * NOPE + n[None, :]
         at_rope = expanded.latents + row * (RANK + ROPE) + RANK + e[None, :]
-        at_value = expanded.values + (row * HEADS + head) * VALUE + v[None, :]
+        at_value = expanded.v + (row * HEADS + head) * VALUE + v[None, :]
         if (NOPE == NOPE_PAD) & (ROPE == ROPE_PAD) & (VALUE == VALUE_PAD):
             key, rope, value = tl.load(at_key), tl.load(at_rope), tl.load(at_value)
         else:
