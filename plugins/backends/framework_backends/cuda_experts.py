@@ -30,7 +30,8 @@ _SUMMED_COLUMNS = 2048
 class GroupTiles:
     """How `grouped_kernel` shares out a product: pairs, outputs and columns of a tile, blocks of outputs side by side,
     pieces on the way at a time, warps; whether the weight is the tall operand of the matrix units, and
-    whether it is read through a descriptor, where the device has them."""
+    whether it is read through a descriptor, where the device has them; whether tiles that are half empty are computed
+    as half of one."""
 
     pairs: int
     outputs: int
@@ -40,6 +41,7 @@ class GroupTiles:
     warps: int
     is_tall: bool
     described: bool = False
+    halves: bool = False
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,7 @@ class CudaExperts:
             x, x.stride(0), self._source(tiles, gated), by_expert, y, count, self._limit if gated else None,
             N=outputs, K=columns, CHOICES=k, BM=tiles.pairs, BN=tiles.outputs, BK=tiles.columns, WIDTH=tiles.width,
             STAGES=tiles.stages, TALL=tiles.is_tall, GATED=gated, DESCRIBED=self._describes(tiles),
-            DOT_F32=x.dtype == torch.float32 or is_interpreted(), num_warps=tiles.warps, **words,
+            HALVES=tiles.halves, DOT_F32=x.dtype == torch.float32 or is_interpreted(), num_warps=tiles.warps, **words,
         )  # fmt: skip
         return y
 

@@ -27,14 +27,16 @@ from .comparing import DTYPES, normal, within
 close = within({torch.float32: 3e-5, torch.bfloat16: 6e-2, torch.float16: 5e-3})
 
 TALL = GroupTiles(16, 32, 32, width=2, stages=2, warps=4, is_tall=True)
-FLAT = GroupTiles(16, 64, 16, width=8, stages=2, warps=4, is_tall=False)
+FLAT = GroupTiles(32, 64, 16, width=8, stages=2, warps=4, is_tall=False, halves=True)
 NARROW = GroupTiles(32, 16, 64, width=1, stages=3, warps=4, is_tall=False)
-ROWS = ExpertTiles(4, (RowTiles(16, 32, 1, ahead=1), RowTiles(32, 32, 1, ahead=1)), (Grouped(ANY, TALL, FLAT),))
+ROWS = ExpertTiles(4, (RowTiles(16, 32, 1, ahead=1), RowTiles(32, 32, 1, ahead=1)), (Grouped(ANY, TALL, TALL),))
 SMALL = {
     "rows, then tall and flat": ROWS,
-    "flat and tall": ExpertTiles(0, None, (Grouped(2, TALL, TALL), Grouped(ANY, FLAT, TALL))),
+    "flat and tall": ExpertTiles(0, None, (Grouped(2, TALL, TALL), Grouped(ANY, FLAT, FLAT))),
     "narrow": ExpertTiles(0, None, (Grouped(ANY, NARROW, NARROW),)),
-    "described": ExpertTiles(0, None, (Grouped(ANY, replace(TALL, described=True), replace(FLAT, described=True)),)),
+    "described": ExpertTiles(
+        0, None, (Grouped(ANY, replace(TALL, described=True), replace(TALL, described=True, is_tall=False)),)
+    ),
 }
 PLAIN = SMALL["narrow"]
 ROUTINGS = {
@@ -237,3 +239,87 @@ def test_tiles_have_one_shape_where_bits_depend_on_the_token_alone():
     for dtype in DTYPES:
         tiles = choose_expert_tiles(dtype, 128, 8, batch_invariant=True)
         assert len(tiles.grouped) == 1 and tiles.rows is None
+
+
+# ------------------------------------------------------------------------------------------------- on a device alone
+
+REAL = {
+    "qwen3-30b": (2048, 128, 768, Routing(8, normalizes=True), {}),
+    "v2-lite": (2048, 64, 1408, Routing(6), {}),
+    "gpt-oss": (2880, 32, 2880, Routing(4, "selected"), {"activation": "clamped", "bias": True}),
+    "odd": (400, 37, 208, Routing(5, "sigmoid"), {}),
+}
+
+
+@pytest.fixture(params=REAL.values(), ids=REAL)
+def real(request):
+    """(experts as they are packed, reference, inputs by number of tokens), in bfloat16."""
+    size, experts, width, routing, words = request.param
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    weights = mixture(device, dtype, experts, size, width, **words)
+    packed = CudaExpertsPacker(batch_invariant=False).pack(weights, routing)
+
+    def given(tokens, seed=1):
+        return inputs(device, tokens, dtype, experts, size, seed)
+
+    return packed, ReferenceExperts(weights, routing), given
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("num_tokens", [1, 4, 5, 64, 130, 700, 3000])
+def test_mixtures_of_real_sizes_equal_the_reference(real, num_tokens):
+    packed, reference, given = real
+    x, logits = given(num_tokens)
+    close(packed(x, logits), reference(x, logits))
+    assert torch.equal(packed.counts, reference.counts)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("num_tokens", [3, 48, 900])
+def test_one_expert_of_real_size_may_get_every_token(real, num_tokens):
+    packed, reference, given = real
+    x, logits = given(num_tokens)
+    logits[:, 7] += 100
+    close(packed(x, logits), reference(x, logits))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("num_tokens", [2, 48, 300])
+def test_a_recorded_mixture_follows_its_inputs(real, num_tokens):
+    packed, reference, given = real
+    x, logits = (one.clone() for one in given(num_tokens))
+    real_tokens = torch.full((1,), num_tokens, dtype=torch.int32, device=x.device)
+    packed(x, logits, real_tokens)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = packed(x, logits, real_tokens)
+    packed.counts.zero_()
+    for seed, padding in ((5, 0), (6, 1), (7, 0)):
+        fresh = given(num_tokens, seed)
+        x.copy_(fresh[0]), logits.copy_(fresh[1]), real_tokens.fill_(num_tokens - padding)
+        graph.replay()
+        close(out[: num_tokens - padding], reference(x, logits, real_tokens)[: num_tokens - padding])
+        assert (out[num_tokens - padding :] == 0).all()
+    assert torch.equal(packed.counts, reference.counts)
+
+
+@pytest.mark.cuda
+def test_a_mixture_gives_the_same_bits_every_time(real):
+    packed, _, given = real
+    for num_tokens in (4, 64, 2000):
+        first = packed(*given(num_tokens))
+        assert all(torch.equal(packed(*given(num_tokens)), first) for _ in range(20))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", REAL.values(), ids=REAL)
+def test_bits_of_a_token_of_real_size_do_not_depend_on_its_company(case):
+    size, num_experts, width, routing, words = case
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    weights = mixture(device, dtype, num_experts, size, width, **words)
+    packed = CudaExpertsPacker(batch_invariant=True).pack(weights, routing)
+    x, logits = inputs(device, 700, dtype, num_experts, size)
+    whole = packed(x, logits)
+    for begin, end in ((0, 1), (5, 7), (5, 21), (100, 165), (300, 700)):
+        assert torch.equal(packed(x[begin:end], logits[begin:end]), whole[begin:end])

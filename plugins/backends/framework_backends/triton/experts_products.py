@@ -93,30 +93,13 @@ def settled(total, expert, matrix, n, N: tl.constexpr, TALL: tl.constexpr, y):
     return rounded(value, y)
 
 
-@triton.jit(do_not_specialize=["T"])
-def grouped_kernel(
-    x, stride, expert, by_expert, y, T, limit, N: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
-    TALL: tl.constexpr, GATED: tl.constexpr, DESCRIBED: tl.constexpr, DOT_F32: tl.constexpr, DEPENDENT: tl.constexpr,
+@triton.jit
+def tile_product(
+    x, stride, expert, by_expert, y, T, limit, tile, first, N: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+    TALL: tl.constexpr, GATED: tl.constexpr, DESCRIBED: tl.constexpr, DOT_F32: tl.constexpr,
 ):  # fmt: skip
-    """Grid (most tiles * blocks of BN outputs,).
-
-    GATED: x [T, K] -> y [pairs, N], activated, by place among the pairs of all experts. Else x [pairs, K] by that place
-    -> y [T * CHOICES, N] by pair. WIDTH blocks of outputs go side by side over all tiles before the next ones, so that
-    both operands stay in cache. Programs beyond the tiles that there are end at once.
-    """
-    let_next_begin(DEPENDENT)
-    BLOCKS: tl.constexpr = (N + BN - 1) // BN
-    wait_for_previous(DEPENDENT)
-    num_tiles = tl.load(by_expert.count)
-    program = tl.program_id(0)
-    if program >= num_tiles * BLOCKS:
-        return
-    group = program // (num_tiles * WIDTH)
-    width = tl.minimum(BLOCKS - group * WIDTH, WIDTH)
-    within = program - group * (num_tiles * WIDTH)
-    tile = by_expert.tiles + (within // width) * 4
-    first = (group * WIDTH + within % width) * BN
+    """Outputs [BM, BN] from `first` on of the pairs of a tile, as `grouped_kernel`."""
     index = tl.load(tile)
     begin = tl.load(tile + 1)
     count = tl.load(tile + 2)
@@ -149,6 +132,44 @@ def grouped_kernel(
     if GATED:
         value = activated(value, settled(up, expert, matrix + 1, n, N, TALL, y), limit)
     tl.store(y + target.to(tl.int64)[:, None] * N + n[None, :], value, mask=(m < count)[:, None] & (n < N)[None, :])
+
+
+@triton.jit(do_not_specialize=["T"])
+def grouped_kernel(
+    x, stride, expert, by_expert, y, T, limit, N: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
+    TALL: tl.constexpr, GATED: tl.constexpr, DESCRIBED: tl.constexpr, HALVES: tl.constexpr,
+    DOT_F32: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Grid (most tiles * blocks of BN outputs,).
+
+    GATED: x [T, K] -> y [pairs, N], activated, by place among the pairs of all experts. Else x [pairs, K] by that place
+    -> y [T * CHOICES, N] by pair. WIDTH blocks of outputs go side by side over all tiles before the next ones, so that
+    both operands stay in cache. HALVES: a tile that is half empty is computed as one of BM / 2 pairs. Programs beyond
+    the tiles that there are end at once.
+    """
+    let_next_begin(DEPENDENT)
+    BLOCKS: tl.constexpr = (N + BN - 1) // BN
+    wait_for_previous(DEPENDENT)
+    num_tiles = tl.load(by_expert.count)
+    program = tl.program_id(0)
+    if program >= num_tiles * BLOCKS:
+        return
+    group = program // (num_tiles * WIDTH)
+    width = tl.minimum(BLOCKS - group * WIDTH, WIDTH)
+    within = program - group * (num_tiles * WIDTH)
+    tile = by_expert.tiles + (within // width) * 4
+    first = (group * WIDTH + within % width) * BN
+    if HALVES and tl.load(tile + 2) <= BM // 2:
+        tile_product(
+            x, stride, expert, by_expert, y, T, limit, tile, first, N, K, CHOICES, BM // 2, BN, BK, STAGES,
+            TALL, GATED, DESCRIBED, DOT_F32,
+        )  # fmt: skip
+    else:
+        tile_product(
+            x, stride, expert, by_expert, y, T, limit, tile, first, N, K, CHOICES, BM, BN, BK, STAGES,
+            TALL, GATED, DESCRIBED, DOT_F32,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["T"])
