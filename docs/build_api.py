@@ -34,7 +34,11 @@ HANDED_OUT = ("Engine", "OutputStream", "TokenLogprobs")
 
 
 PYTHON = (
-    Part("LLM", "framework/engine/llm.py", ("LLM.generate", "LLM.chat", "LLM.reconfigure", "LLM.close")),
+    Part(
+        "LLM",
+        "framework/engine/llm.py",
+        ("LLM.generate", "LLM.chat", "LLM.expert_counts", "LLM.reconfigure", "LLM.close"),
+    ),
     Part("Streams", "framework/engine/stream.py", ("OutputStream",)),
     Part("AsyncLLM", "framework/engine/aio.py", ("AsyncLLM",)),
     Part(

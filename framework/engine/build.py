@@ -109,7 +109,7 @@ def _load(choice: Choice) -> Loaded:
             "them; the checkpoint is of another architecture than its config says"
         )
     assert model.vocab_size == checkpoint.config["vocab_size"], (model.vocab_size, checkpoint.config["vocab_size"])
-    return Loaded(choice.config, checkpoint, choice.loader, choice.tokenizer, backend, model, ctx.layers)
+    return Loaded(choice.config, checkpoint, choice.loader, choice.tokenizer, backend, model, ctx.layers, ctx.experts)
 
 
 @dataclass(frozen=True)
@@ -227,6 +227,7 @@ def _assemble(choice: Choice, loaded: Loaded, kv: _KVMemory, plugins: Registry, 
         connector=connector,
     )
     choice.seconds.update(warm_up(runner))
+    loaded.forget_counts()
     if choice.buckets and not runner.num_padded:
         _log.warning("attention=%s cannot be captured: every step is launched piece by piece", choice.attention.name)
     executor, max_in_flight = _executor(choice, runner)

@@ -112,6 +112,11 @@ class Engine:
             raise
         self.admission.count_arrival()
 
+    def expert_counts(self) -> dict[str, list[int]]:
+        """{block of a mixture of experts: tokens that each expert was given since this engine was built}; padding and
+        steps that warm up are no tokens. Waits for the device. Not while a step runs."""
+        return {name: experts.counts.tolist() for name, experts in self.loaded.experts.items()}
+
     def observe(self, label: str, observer: Any) -> None:
         """Lets an observer hear this engine alone, from now on: an object with methods of `interfaces.Observer`, and
         with `close` if it wants to be told of the engine's end. label: for the log. Not while a step runs."""

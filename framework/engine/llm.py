@@ -234,6 +234,15 @@ class LLM:
             self.engine.put_back(others)
         return [done[i] for i in ids]
 
+    def expert_counts(self) -> dict[str, list[int]]:
+        """{block of a mixture of experts: tokens that each expert was given}, by the experts' place in the checkpoint.
+
+        Counted since the engine was built or reconfigured, padding left out. A block behind the last attention sees
+        only tokens whose logits are read. {} for a model without experts.
+        """
+        with self._turn():
+            return self.engine.expert_counts()
+
     def reconfigure(self, overrides: Sequence[str] = (), *, config: Config | None = None) -> None:
         """Makes the engine another one; the weights stay while the keys that they depend on are unchanged.
 

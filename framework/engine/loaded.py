@@ -5,18 +5,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from framework.config import Config
-    from framework.interfaces import Backend, Checkpoint, LayerSpec, Loader, Model
+    from framework.interfaces import Backend, Checkpoint, Experts, LayerSpec, Loader, Model
     from framework.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model with its weights on its backend, and what was read of its checkpoint. config: what it was loaded for."""
+    """A model with its weights on its backend, and what was read of its checkpoint. config: what it was loaded for.
+
+    experts  its mixtures of experts by the name of their block
+    """
 
     config: Config
     checkpoint: Checkpoint
@@ -25,6 +29,12 @@ class Loaded:
     backend: Backend
     model: Model
     layers: list[LayerSpec]
+    experts: Mapping[str, Experts] = field(default_factory=dict)
+
+    def forget_counts(self) -> None:
+        """What experts were given so far was no request's."""
+        for experts in self.experts.values():
+            experts.counts.zero_()
 
     def serves(self, config: Config) -> bool:
         """Whether `config` would load the same weights for the same device in the same form."""

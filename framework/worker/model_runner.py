@@ -224,7 +224,8 @@ class ModelRunner:
             return self._execute_ragged(scheduled, ragged, clock)
         batch = self._inputs.prepare(scheduled, self.table.views, goes_on=goes_on)
         clock.mark("prepare", then="plan")
-        ctx = ForwardContext(self._plans_of(scheduled, batch), wanted=self._wanted(batch, spans))
+        num_wanted = None if len(batch.logits_rows_np) else self._inputs.num_sampling
+        ctx = ForwardContext(self._plans_of(scheduled, batch), wanted=self._wanted(batch, spans), num_wanted=num_wanted)
         clock.mark("plan", then="forward")
         return self.backend.submit(
             self._executable,
