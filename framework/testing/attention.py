@@ -160,6 +160,26 @@ LONG_CASES = (
     AttentionCase("chunk_on_a_prefix_of_16k", (16000, 20000), (150, 1), num_heads=8, num_kv_heads=2, head_dim=128),
     AttentionCase("whole_prompt_of_2k", (0,), (2100,), num_heads=8, num_kv_heads=2, head_dim=128),
     AttentionCase("window_in_32k", (32000, 5000), (1, 200), num_heads=4, num_kv_heads=1, head_dim=64, window=1000),
+    AttentionCase(
+        "window_and_sinks_in_32k",
+        (32000, 5000, 1000),
+        (1, 200, 1),
+        num_heads=64,
+        num_kv_heads=8,
+        head_dim=64,
+        window=128,
+        has_sinks=True,
+    ),
+    AttentionCase(
+        "softcap_in_16k",
+        (16000, 5000),
+        (1, 200),
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=256,
+        softcap=2.0,
+    ),
+    AttentionCase("sinks_in_16k", (16000, 5000), (1, 200), num_heads=64, num_kv_heads=8, head_dim=64, has_sinks=True),
 )
 """Contexts that a device serves in a moment, and the processor does not."""
 

@@ -9,7 +9,7 @@ import torch
 
 from ...interpreted import HAS_TRITON, kernel_device, quiet_interpreter  # noqa: F401  (fixtures; before triton)
 
-from framework.interfaces import AttentionContext, LayerSpec  # isort: skip
+from framework.interfaces import AttentionContext  # isort: skip
 from framework.testing.attention import build, reference  # isort: skip
 
 if HAS_TRITON:
@@ -32,7 +32,7 @@ class Step:
         backend = SimpleNamespace(name="tests", device=device)
         ctx = AttentionContext(backend, block_size, dtype, batch_invariant=is_invariant, **limits)
         self.attention = triton_attention.TritonAttention({}, ctx)
-        spec = LayerSpec(0, "full", case.num_heads, case.num_kv_heads, case.head_dim, case.head_dim**-0.5, case.window)
+        spec = case.layer(None if built.sinks is None else built.sinks.to(device))
         shape = self.attention.kv_spec(spec).shape
         kv = torch.full([built.num_blocks if size == -1 else size for size in shape], float("nan"), dtype=dtype)
         by_slot = kv.transpose(2, 3).transpose(1, 2)  # [blocks, block_size, 2, Hk, D]

@@ -12,12 +12,11 @@ from framework.testing.attention import CASES, LONG_CASES, AttentionCase
 
 SMALL_MIX = AttentionCase("small_mix", (12, 0, 20), (1, 5, 1))
 SMALL_DECODES = AttentionCase("small_decodes", (3, 70, 16), (1, 1, 1))
-SERVED = lambda case: case.softcap is None and not case.has_sinks  # noqa: E731
 by_name = {case.name: case for case in CASES}
 MIXED = ("decode_whose_block_is_new", "decodes_and_chunks_mixed")
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if SERVED(case)], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_output_equals_the_reference(step, case):
     """Decodes in float32, prompts in a dtype in which they read the step's own keys where those lie."""
     one = step(case, torch.float16 if max(case.scheduled) > 1 else torch.float32)
@@ -39,10 +38,12 @@ def test_output_of_short_dtypes_equals_the_reference_in_any_block_size(step, nam
     one.assert_close(one.forward())
 
 
+@pytest.mark.parametrize("words", ({}, {"softcap": 1.5, "has_sinks": True}), ids=("plain", "softcap_and_sinks"))
 @pytest.mark.parametrize("window", (None, 1, 70))
 @pytest.mark.parametrize("block_size", (16, 32))
-def test_decodes_cut_in_many_parts_equal_the_reference(step, window, block_size):
-    case = AttentionCase("parts", (150, 3, 90, 0, 0), (1, 1, 1, 1, 0), num_heads=3, num_kv_heads=1, window=window)
+def test_decodes_cut_in_many_parts_equal_the_reference(step, window, block_size, words):
+    shape = {"num_heads": 3, "num_kv_heads": 1, "window": window}
+    case = AttentionCase("parts", (150, 3, 90, 0, 0), (1, 1, 1, 1, 0), **shape, **words)
     one = step(case, torch.float32, block_size, tile=16, min_keys=16, good_keys=16, programs_per_sm=8, few_per_sm=8)
     plan = one.plan()
     assert window == 1 or int(plan._items[:, 0].max()) > 3
@@ -103,8 +104,9 @@ def test_views_of_a_fused_product_are_accepted_and_so_are_other_strides(step):
 
 @pytest.mark.parametrize("case", (SMALL_MIX, SMALL_DECODES), ids=lambda case: case.name)
 @pytest.mark.parametrize("has_norms", (True, False), ids=("norms", "no_norms"))
+@pytest.mark.parametrize("has_rotation", (True, False), ids=("rotation", "no_rotation"))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float16), ids=str)
-def test_projections_give_what_normalised_and_rotated_heads_give(step, case, has_norms, dtype):
+def test_projections_give_what_normalised_and_rotated_heads_give(step, case, has_norms, has_rotation, dtype):
     one, other = step(case, dtype), step(case, dtype)
     built, dim = one.built, 16
     heads = torch.cat((built.q, built.k, built.v), dim=1)
@@ -116,10 +118,12 @@ def test_projections_give_what_normalised_and_rotated_heads_give(step, case, has
     if norms is not None:
         q, k = ops.rms_norm(q, norms.q_weight, norms.eps), ops.rms_norm(k, norms.k_weight, norms.eps)
     cos, sin = table[built.batch.positions].unsqueeze(2).unbind(1)
-    other.built.q, other.built.k = ops.rotate(q, cos, sin), ops.rotate(k, cos, sin)
+    if has_rotation:
+        q, k = ops.rotate(q, cos, sin), ops.rotate(k, cos, sin)
+    other.built.q, other.built.k = q, k
     expected = other.forward()
     on = one.device
-    rotation = Rotation(table.to(on), built.batch.positions.to(on))
+    rotation = Rotation(table.to(on), built.batch.positions.to(on)) if has_rotation else None
     norms = HeadNorms(weights[0].to(on), weights[1].to(on), 1e-5) if has_norms else None
     out = one.plan().forward_projections(0, heads.to(on), rotation, norms).cpu()
     # Products may be fused with sums here: a unit in the last place of what is written, and of what it leads to.

@@ -10,8 +10,10 @@ from framework.testing import attention_suite
 from framework.testing.attention import CASES, LONG_CASES, AttentionCase
 from framework.testing.attention_suite import AttentionPlugin, check_attention
 
-FEW = ("decodes_and_chunks_mixed", "padding_rows_and_tokens", "two_tokens_over_a_block_border", "window_in_short")
-SHORT = AttentionCase("window_in_short", (20, 0, 70), (1, 5, 9), num_heads=2, num_kv_heads=1, window=18)
+FEW = ("decodes_and_chunks_mixed", "padding_rows_and_tokens", "two_tokens_over_a_block_border", "window_and_sinks")
+SHORT = AttentionCase(
+    "window_and_sinks", (20, 0, 86), (1, 5, 9), num_heads=2, num_kv_heads=1, window=18, has_sinks=True
+)
 
 
 @pytest.fixture
@@ -41,6 +43,7 @@ def test_contract_suite_passes(plugin, device, monkeypatch):
         monkeypatch.setattr(plugin.target, "caps", caps)
         monkeypatch.setattr(attention_suite, "CASES", [case for case in (*CASES, SHORT) if case.name in FEW])
         monkeypatch.setattr(attention_suite, "PROMPT", 18)
+        monkeypatch.setattr(attention_suite, "RECORDED", ((40, 3, 17), (0, 5, 15)))
         monkeypatch.setattr(attention_suite, "CHUNKS", (7,))
         monkeypatch.setattr(attention_suite, "MIXED", ("two_tokens_over_a_block_border",))
     check_attention(plugin)

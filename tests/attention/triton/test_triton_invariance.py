@@ -34,14 +34,19 @@ def part(built, computed, end, neighbours=()):
         (built.q, built.k, built.v), (other.q, other.k, other.v), strict=True
     ))  # fmt: skip
     return replace(
-        other, batch=batch, q=q, k=k, v=v, num_blocks=first + built.num_blocks,
+        other, sinks=built.sinks, batch=batch, q=q, k=k, v=v, num_blocks=first + built.num_blocks,
         past=[*other.past[:-1], (built.k[:computed], built.v[:computed])], past_slots=[*other.past_slots[:-1], slots],
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("window", "dtype"), [(None, torch.float16), (20, torch.float32)])
-def test_bits_depend_neither_on_chunks_nor_on_neighbours(step_of, window, dtype):
-    built = build(replace(WHOLE, window=window), 16, dtype)
+@pytest.mark.parametrize(
+    ("words", "dtype"),
+    [({}, torch.float16), ({"window": 20}, torch.float32),
+     ({"window": 20, "softcap": 1.5, "has_sinks": True}, torch.float16)],
+    ids=("plain", "window", "window_softcap_and_sinks"),
+)  # fmt: skip
+def test_bits_depend_neither_on_chunks_nor_on_neighbours(step_of, words, dtype):
+    built = build(replace(WHOLE, **words), 16, dtype)
     whole = step_of(built, is_invariant=True).forward()
     cuts = [(74, 75, ()), (40, 75, ()), (0, 33, ()), (64, 65, ((0, 40), (33, 1), (70, 1)))]
     for computed, end, neighbours in cuts:

@@ -1,5 +1,6 @@
 """Whole long prompts by a library: it serves one length, gives what the kernels give, and says when it is not there."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -19,10 +20,11 @@ def library(device):
     return library
 
 
-def whole_prompt(library, device, num_tokens, dtype=torch.bfloat16, is_invariant=False, window=None):
+def whole_prompt(library, device, num_tokens, dtype=torch.bfloat16, is_invariant=False, **words):
     backend = SimpleNamespace(name="tests", device=device)
     ctx = AttentionContext(backend, 16, dtype, 4, num_tokens, 4096, is_invariant)
-    return library.WholePrompt(ctx, LayerSpec(0, "full", 4, 2, 64, 0.125, window))
+    plain = LayerSpec(0, "full", 4, 2, 64, 0.125)
+    return library.WholePrompt(ctx, [plain, replace(plain, **words)])
 
 
 def project(one, whole=None):
@@ -74,6 +76,7 @@ def test_it_serves_one_length_from_position_0(
 @pytest.mark.parametrize(
     ("words", "reason"),
     [({"is_invariant": True}, "bits depend"), ({"window": 9}, "without a window"),
+     ({"softcap": 2.0}, "a soft cap"), ({"sinks": torch.zeros(4)}, "or sinks"),
      ({"dtype": torch.float32}, "bfloat16 or float16"), ({"num_tokens": 2047}, "2047 tokens are too short")],
 )  # fmt: skip
 def test_what_it_is_not_asked_for_is_told(library, device, words, reason):

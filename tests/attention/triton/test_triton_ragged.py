@@ -49,7 +49,9 @@ class Fixed:
 
     def load(self, split, seed=0):
         """The split as a step of its own, of which the fixed memory holds a copy."""
-        other = self._step_of(build(case_of(split, **self._words), 16, self._dtype, seed))
+        built = build(case_of(split, **self._words), 16, self._dtype, seed)
+        built.sinks = self.step.built.sinks  # the layer's
+        other = self._step_of(built)
         self.step.kv.fill_(float("nan"))
         self.step.kv[: len(other.kv)] = other.kv
         batch = other.built.batch
@@ -83,8 +85,9 @@ def dirty_memory(monkeypatch):
         (torch.float16, {"window": 24}),
         (torch.float32, {}),
         (torch.float16, {"is_invariant": True}),
+        (torch.float16, {"window": 24, "softcap": 1.5, "has_sinks": True}),
     ],
-    ids=("fast", "window", "float32", "invariant"),
+    ids=("fast", "window", "float32", "invariant", "window_softcap_and_sinks"),
 )
 def test_one_plan_gives_the_reference_for_any_split(step_of, dirty_memory, dtype, words):
     fixed = Fixed(step_of, dtype, **words)
@@ -168,9 +171,10 @@ def test_steps_that_the_library_serves_prefer_their_own_shape(step_of):
 @pytest.mark.cuda
 @pytest.mark.parametrize("is_invariant", (False, True), ids=("fast", "invariant"))
 @pytest.mark.parametrize("has_projections", (False, True), ids=("forward", "projections"))
-def test_replays_of_one_ragged_capture_equal_eager_steps(step_of, is_invariant, has_projections):
+@pytest.mark.parametrize("more", ({}, {"window": 24, "softcap": 1.5, "has_sinks": True}), ids=("plain", "all"))
+def test_replays_of_one_ragged_capture_equal_eager_steps(step_of, is_invariant, has_projections, more):
     dtype, dim = torch.bfloat16, 64
-    words = {"num_heads": 8, "num_kv_heads": 2, "head_dim": dim}
+    words = {"num_heads": 8, "num_kv_heads": 2, "head_dim": dim, **more}
     fixed = Fixed(step_of, dtype, is_invariant, **words)
     on = fixed.step.device
     if on.type != "cuda":

@@ -79,7 +79,13 @@ class TritonAttention:
     """
 
     caps: ClassVar[AttentionCaps] = AttentionCaps(
-        block_sizes=(32, 16, 64, 128), any_block_size=True, graph="always", window=True, batch_invariant=True
+        block_sizes=(32, 16, 64, 128),
+        any_block_size=True,
+        graph="always",
+        window=True,
+        softcap=True,
+        sinks=True,
+        batch_invariant=True,
     )
 
     def __init__(self, options: Mapping[str, Any], ctx: AttentionContext) -> None:
@@ -115,7 +121,7 @@ class TritonAttention:
         self.decode = decode_shape(self._ctx.dtype, self._dim_pad)
         self._shared_bytes = _shared_bytes(self._device)
         most = self.max_items(np.full(triton.next_power_of_2(self._ctx.max_num_seqs), self._ctx.max_model_len))
-        self.whole = WholePrompt(self._ctx, layers[0])
+        self.whole = WholePrompt(self._ctx, layers)
         self.arrived = torch.zeros(most, self._kv_heads, dtype=torch.int32, device=kv[0].device)
 
     def programs(self, max_lens: Any) -> int:
@@ -227,20 +233,23 @@ class TritonPlan:
         new = self._projected(_dense(q), _dense(k), _dense(v))
         return self._attend(self._owner._layers[layer], new, _PLAIN, None)
 
-    def forward_projections(self, layer: int, heads: Tensor, rotation: Rotation, norms: HeadNorms | None) -> Tensor:
+    def forward_projections(
+        self, layer: int, heads: Tensor, rotation: Rotation | None, norms: HeadNorms | None
+    ) -> Tensor:
         """As `TakesProjections`. rotation.positions are those of the batch: a decode's is its length less one."""
         bound, heads = self._owner._layers[layer], _dense(heads)
         q, k, v = heads.split((bound.spec.num_heads, bound.spec.num_kv_heads, bound.spec.num_kv_heads), dim=1)
-        turning = Turning(rotation.table, None, None, 0.0)
+        table, positions = (None, None) if rotation is None else (rotation.table, rotation.positions)
+        turning = Turning(table, None, None, 0.0)
         if norms is not None:
-            turning = Turning(rotation.table, norms.q_weight, norms.k_weight, norms.eps)
-        return self._attend(bound, self._projected(q, k, v), turning, rotation.positions)
+            turning = Turning(table, norms.q_weight, norms.k_weight, norms.eps)
+        return self._attend(bound, self._projected(q, k, v), turning, positions)
 
     def _projected(self, q: Tensor, k: Tensor, v: Tensor) -> Projected:
         return Projected(q, k, v, q.stride(0), k.stride(0), v.stride(0), self._slots)
 
     def _attend(self, bound: Layer, new: Projected, turning: Turning, positions: Tensor | None) -> Tensor:
-        if self._is_whole and positions is not None:
+        if self._is_whole and turning.changes:
             return self._attend_whole(bound, new, turning, positions)
         out = torch.empty(new.q.shape, dtype=new.q.dtype, device=new.q.device)
         if self.decodes:
@@ -248,7 +257,7 @@ class TritonPlan:
             return out
         if not self._is_full:
             out.zero_()
-        keys = new.k if positions is None else torch.empty(new.k.shape, dtype=new.k.dtype, device=new.k.device)
+        keys = torch.empty(new.k.shape, dtype=new.k.dtype, device=new.k.device) if turning.changes else new.k
         self._write(bound, new, turning, positions, keys)
         if self._num_items:
             self._attend_decodes(bound, new, turning, out)
@@ -265,10 +274,10 @@ class TritonPlan:
         merge = max(1, min(32, _MERGED_VALUES // (group * owner._dim_pad)))
         decode_kernel[(self._num_items * spec.num_kv_heads,)](
             new, turning, self._paged(bound), self._table.stride(0), self._items, self._parts, owner.arrived, out,
-            spec.scale,
+            spec.scale, spec.sinks,
             KV_HEADS=spec.num_kv_heads, GROUP=bound.group, ROWS=max(16, group), DIM=spec.head_dim,
             DIM_PAD=owner._dim_pad, BLOCK_SIZE=bound.kv.shape[3], TILE=shape.tile, WINDOW=spec.window or 0,
-            MERGE=merge, DOT_F32=owner.dot_f32, LETS_BEGIN=owner.lets_begin,
+            SOFTCAP=spec.softcap or 0.0, MERGE=merge, DOT_F32=owner.dot_f32, LETS_BEGIN=owner.lets_begin,
             num_warps=shape.num_warps, num_stages=shape.num_stages,
         )  # fmt: skip
 
@@ -277,19 +286,20 @@ class TritonPlan:
         group = triton.next_power_of_2(bound.group)
         prompt_kernel[(self._num_tiles * spec.num_kv_heads,)](
             new, turning, *self._own(keys, new.v), self._paged(bound), self._table.stride(0), self._tiles, out,
-            spec.scale,
+            spec.scale, spec.sinks,
             KV_HEADS=spec.num_kv_heads, GROUP=bound.group, GROUP_PAD=group, ROWS=owner.tile_queries * group,
             DIM=spec.head_dim, DIM_PAD=owner._dim_pad, BLOCK_SIZE=bound.kv.shape[3], TILE=shape.tile,
-            WINDOW=spec.window or 0, DOT_F32=owner.dot_f32, num_warps=shape.num_warps, num_stages=shape.num_stages,
+            WINDOW=spec.window or 0, SOFTCAP=spec.softcap or 0.0, DOT_F32=owner.dot_f32, num_warps=shape.num_warps,
+            num_stages=shape.num_stages,
         )  # fmt: skip
 
-    def _attend_whole(self, bound: Layer, new: Projected, turning: Turning, positions: Tensor) -> Tensor:
+    def _attend_whole(self, bound: Layer, new: Projected, turning: Turning, positions: Tensor | None) -> Tensor:
         keys = torch.empty(new.k.shape, dtype=new.k.dtype, device=new.k.device)
         self._write(bound, new, turning, positions, keys)
         queries = self._turned_queries(bound, new, turning, positions)
         return self._owner.whole(queries, keys, new.v, bound.spec.scale)
 
-    def _turned_queries(self, bound: Layer, new: Projected, turning: Turning, positions: Tensor) -> Tensor:
+    def _turned_queries(self, bound: Layer, new: Projected, turning: Turning, positions: Tensor | None) -> Tensor:
         owner, num_tokens = self._owner, len(new.q)
         heads = triton.next_power_of_2(bound.spec.num_heads)
         rows = max(heads, _WRITTEN_VALUES // owner._dim_pad)
@@ -323,7 +333,7 @@ class TritonPlan:
         heads, num_tokens = triton.next_power_of_2(spec.num_kv_heads), len(self._slots)
         rows = max(heads, _WRITTEN_VALUES // owner._dim_pad)
         write_kernel[(triton.cdiv(num_tokens * heads, rows),)](
-            new, turning, positions, num_tokens, keys if self._reads_own and positions is not None else None, bound.kv,
+            new, turning, positions, num_tokens, keys if self._reads_own and turning.changes else None, bound.kv,
             KV_HEADS=spec.num_kv_heads, HEADS_PAD=heads, ROWS=rows, DIM=spec.head_dim, DIM_PAD=owner._dim_pad,
             BLOCK_SIZE=bound.kv.shape[3],
         )  # fmt: skip

@@ -17,10 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from framework_attention.triton.heads import angles, loaded, turned
+from framework_attention.triton.heads import LOG2_E, angles, capped, loaded, sinks_of, turned
 from framework_attention.triton.merge import keep_part, merged
-
-LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 class Paged(NamedTuple):
@@ -35,14 +33,15 @@ class Paged(NamedTuple):
 
 @triton.jit
 def decode_kernel(
-    new, turning, paged, columns, items, parts_at, arrived, out, scale,
+    new, turning, paged, columns, items, parts_at, arrived, out, scale, sinks,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, MERGE: tl.constexpr, DOT_F32: tl.constexpr,
-    LETS_BEGIN: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MERGE: tl.constexpr,
+    DOT_F32: tl.constexpr, LETS_BEGIN: tl.constexpr,
 ):  # fmt: skip
     """Grid (items * KV_HEADS,). out [T, Hq, D].
 
-    GROUP heads of a KV head in ROWS >= 16 rows; TILE keys a turn; MERGE parts merged at a time
+    GROUP heads of a KV head in ROWS >= 16 rows; TILE keys a turn; MERGE parts merged at a time; SOFTCAP 0 for none
+    sinks    [Hq], None without: they count in the part that has the token's own key, and so once
     LETS_BEGIN: a kernel behind this one that waits by itself may begin meanwhile, and ask for its weights
     arrived  [items, KV_HEADS] int32, 0 before and after: parts of the request that begins at an item and have ended
     """
@@ -78,9 +77,20 @@ def decode_kernel(
     k = turned(raw_k, turning.k_weight, turning, cos, sin, DIM)
     _write(paged, slot, head, d[None, :], one & in_dim, k.to(stored), v, KV_HEADS, DIM, BLOCK_SIZE)
     scale_2 = scale * LOG2_E
-    top = tl.where(is_last, tl.sum(q * k, axis=1) * scale_2, float("-inf"))
+    own = tl.sum(q * k, axis=1) * scale_2
+    unit = scale_2  # what makes scores of products in the loop
+    if SOFTCAP > 0:
+        own = capped(tl.sum(q * k, axis=1), scale_2, SOFTCAP)
+        unit = 1.0
+    top = tl.where(is_last, own, float("-inf"))
     mass = tl.where(is_last, 1.0, 0.0) + tl.zeros([ROWS], tl.float32)
     total = tl.zeros([ROWS, DIM_PAD], tl.float32) + v.to(tl.float32)
+    if sinks is not None:
+        sink = sinks_of(sinks, query_head, is_member)
+        top = tl.where(is_last, tl.maximum(own, sink), float("-inf"))
+        share = tl.where(is_last, tl.exp2(own - tl.maximum(own, sink)), 0.0)
+        mass = share + tl.where(is_last, tl.exp2(sink - tl.maximum(own, sink)), 0.0)
+        total = total * share[:, None]
     q = q if DOT_F32 else q.to(stored)
     keys = paged.kv + head * (BLOCK_SIZE * DIM) + d[None, :]
     for start in range(begin, end, TILE):
@@ -94,9 +104,11 @@ def decode_kernel(
         k_tile = tl.load(keys + place[:, None], mask=mask, other=0.0)
         v_tile = tl.load(keys + place[:, None] + KV_HEADS * BLOCK_SIZE * DIM, mask=mask, other=0.0)
         scores = tl.dot(q, tl.trans(k_tile.to(q.dtype)), input_precision="ieee")
+        if SOFTCAP > 0:
+            scores = capped(scores, scale_2, SOFTCAP)
         scores = tl.where(is_key[None, :], scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, axis=1) * scale_2)
-        weights = tl.exp2(scores * scale_2 - new_top[:, None])
+        new_top = tl.maximum(top, tl.max(scores, axis=1) * unit)
+        weights = tl.exp2(scores * unit - new_top[:, None])
         shrink = tl.exp2(top - new_top)
         mass = mass * shrink + tl.sum(weights, axis=1)
         weights = weights.to(stored).to(q.dtype)

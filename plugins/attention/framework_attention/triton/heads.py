@@ -1,4 +1,5 @@
-"""Norms and rotation of query and key heads inside a kernel, in the rounding order of `framework.layers.ops`.
+"""What happens to heads inside a kernel before the softmax: norms and rotation of queries and keys, in the rounding
+order of `framework.layers.ops`, soft caps of scores, and sinks.
 
 Functions for kernels only: `decode`, `prompt` and `write` call them. Every head is loaded twice, once with its halves
 swapped, so that a rotation needs no exchange between threads.
@@ -13,6 +14,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 from torch import Tensor
+
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 class Projected(NamedTuple):
@@ -40,6 +43,27 @@ class Turning(NamedTuple):
     q_weight: Tensor | None
     k_weight: Tensor | None
     eps: float
+
+    @property
+    def changes(self) -> bool:
+        """Whether it leaves heads other than they come."""
+        return self.table is not None or self.q_weight is not None
+
+
+@triton.jit
+def capped(scores, scale_2, SOFTCAP: tl.constexpr):
+    """Products of queries and keys as softly capped scores, times log2 e. scale_2: the scale times log2 e.
+
+    tanh is taken from an exponential, which every device and the interpreter have: 1e-7 off, times the cap.
+    """
+    raised = tl.exp2(scores * (scale_2 * (2.0 / SOFTCAP)))
+    return (SOFTCAP * LOG2_E) * (1.0 - 2.0 / (raised + 1.0))
+
+
+@triton.jit
+def sinks_of(sinks, query_head, is_member):
+    """Sinks of query heads, [n] float32 times log2 e; 0 for those that do not exist."""
+    return tl.load(sinks + query_head, mask=is_member, other=0.0).to(tl.float32) * LOG2_E
 
 
 @triton.jit

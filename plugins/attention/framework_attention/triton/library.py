@@ -8,6 +8,7 @@ its plan, and asks it for steps that fit.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -26,20 +27,23 @@ MIN_TOKENS = 2048
 
 
 class WholePrompt:
-    """Causal attention of num_tokens queries over as many keys, all from position 0.
+    """Causal attention of num_tokens queries over as many keys, all from position 0, for layers of one shape.
 
     reason  why it is not used, None when it is
     """
 
-    def __init__(self, ctx: AttentionContext, layer: LayerSpec) -> None:
-        self.num_tokens, self._layer = ctx.max_num_batched_tokens, layer
+    def __init__(self, ctx: AttentionContext, layers: Sequence[LayerSpec]) -> None:
+        self.num_tokens, self._layer = ctx.max_num_batched_tokens, layers[0]
+        self._is_plain = all(one.window is None and one.softcap is None and one.sinks is None for one in layers)
         self.reason = self._misfit(ctx) or self._try(ctx)
 
     def _misfit(self, ctx: AttentionContext) -> str | None:
         if ctx.batch_invariant:
             return "its bits depend on the length of the prompt"
-        if ctx.dtype is torch.float32 or self._layer.window is not None or self._layer.head_dim not in (64, 128):
-            return "it is asked for prompts without a window, in bfloat16 or float16, with heads of 64 or 128"
+        if not self._is_plain:
+            return "it is asked for prompts without a window, a soft cap or sinks"
+        if ctx.dtype is torch.float32 or self._layer.head_dim not in (64, 128):
+            return "it is asked for prompts in bfloat16 or float16, with heads of 64 or 128"
         if self.num_tokens < MIN_TOKENS:
             return f"steps of {self.num_tokens} tokens are too short for it to gain anything"
         return None

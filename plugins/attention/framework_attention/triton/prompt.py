@@ -14,15 +14,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from framework_attention.triton.decode import LOG2_E, blocks_of
-from framework_attention.triton.heads import angles, loaded, turned
+from framework_attention.triton.decode import blocks_of
+from framework_attention.triton.heads import LOG2_E, angles, capped, loaded, sinks_of, turned
 
 
 @triton.jit
 def prompt_kernel(
-    new, turning, own_k, own_v, paged, columns, tiles, out, scale,
+    new, turning, own_k, own_v, paged, columns, tiles, out, scale, sinks,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, DOT_F32: tl.constexpr,
+    DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    DOT_F32: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles * KV_HEADS,). out [T, Hq, D]. Normalises and rotates queries itself; keys and values of the step are
     in the cache, and keys of own_k are as they are there.
@@ -30,6 +31,8 @@ def prompt_kernel(
     own_k, own_v  tensor descriptors of the step's keys and values, [T, Hk * D] in tiles [TILE, D]; None: all keys are
                   read from blocks, and each query gets the same operations in every tile, so the same bits
     ROWS          row r is head r % GROUP_PAD of query r // GROUP_PAD
+    SOFTCAP       0 for none
+    sinks         [Hq], None without: the softmax of every row begins with its head's
     """
     index, head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
     record = tiles + index * 8
@@ -59,12 +62,15 @@ def prompt_kernel(
         tl.zeros([ROWS], tl.float32),
         tl.zeros([ROWS, DIM_PAD], tl.float32),
     )
+    if sinks is not None:
+        state = (sinks_of(sinks, query_head, member < GROUP), state[1] + 1.0, state[2])
     scale_2 = scale * LOG2_E
     table = paged.table + table_row.to(tl.int64) * columns
     blocks = (paged.kv + head * (BLOCK_SIZE * DIM), table, first)
     if own_k is None:
         state = _attend_blocks(
-            state, rows, position, blocks, begin, end, scale_2, KV_HEADS, DIM, DIM_PAD, BLOCK_SIZE, TILE, WINDOW, True,
+            state, rows, position, blocks, begin, end, scale_2, KV_HEADS, DIM, DIM_PAD, BLOCK_SIZE, TILE, WINDOW,
+            SOFTCAP, True,
         )  # fmt: skip
     else:
         whole = begin
@@ -72,11 +78,11 @@ def prompt_kernel(
             whole = computed // TILE * TILE
             state = _attend_blocks(
                 state, rows, position, blocks, begin, whole, scale_2, KV_HEADS, DIM, DIM_PAD, BLOCK_SIZE, TILE, WINDOW,
-                False,
+                SOFTCAP, False,
             )  # fmt: skip
         state = _attend_blocks(
             state, rows, position, blocks, whole, computed, scale_2, KV_HEADS, DIM, DIM_PAD, BLOCK_SIZE, TILE, WINDOW,
-            True,
+            SOFTCAP, True,
         )  # fmt: skip
         start = tl.maximum(begin, computed)
         ahead = token - first  # token of the batch less its position
@@ -85,11 +91,11 @@ def prompt_kernel(
             middle = start + (first + 1 - start) // TILE * TILE
             state = _attend_own(
                 state, rows, position, own_k, own_v, ahead, head * DIM, start, middle, end,
-                scale_2, TILE, WINDOW, False,
+                scale_2, TILE, WINDOW, SOFTCAP, False,
             )  # fmt: skip
         state = _attend_own(
             state, rows, position, own_k, own_v, ahead, head * DIM, middle, end, end,
-            scale_2, TILE, WINDOW, True,
+            scale_2, TILE, WINDOW, SOFTCAP, True,
         )  # fmt: skip
     _, mass, total = state
     result = total / tl.where(mass > 0, mass, 1.0)[:, None]
@@ -101,7 +107,7 @@ def prompt_kernel(
 def _attend_blocks(
     state, q, position, blocks, begin, end, scale_2,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
-    WINDOW: tl.constexpr, MASKED: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """The softmax's (top, mass, total), moved on over cached keys begin .. end, begin at a multiple of TILE.
 
@@ -125,14 +131,14 @@ def _attend_blocks(
             mask = mask & (at > first - WINDOW)[:, None]
         k = tl.load(keys, mask=mask, other=0.0)
         v = tl.load(keys + KV_HEADS * BLOCK_SIZE * DIM, mask=mask, other=0.0)
-        top, mass, total = _turn(top, mass, total, q, k, v, at, position, end, scale_2, WINDOW, MASKED)
+        top, mass, total = _turn(top, mass, total, q, k, v, at, position, end, scale_2, WINDOW, SOFTCAP, MASKED)
     return top, mass, total
 
 
 @triton.jit
 def _attend_own(
     state, q, position, own_k, own_v, ahead, column, begin, end, last, scale_2,
-    TILE: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
+    TILE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """As `_attend_blocks` over keys begin .. end of the step's own, of which key j is token j + ahead of the batch."""
     top, mass, total = state
@@ -142,27 +148,31 @@ def _attend_own(
         v = own_v.load([start + ahead, column])
         if MASKED:  # tokens behind the last are another request's, and whatever they hold must not count
             v = tl.where((at < last)[:, None], v, 0.0)
-        top, mass, total = _turn(top, mass, total, q, k, v, at, position, last, scale_2, WINDOW, MASKED)
+        top, mass, total = _turn(top, mass, total, q, k, v, at, position, last, scale_2, WINDOW, SOFTCAP, MASKED)
     return top, mass, total
 
 
 @triton.jit
 def _turn(
     top, mass, total, q, k, v, at, position, end, scale_2,
-    WINDOW: tl.constexpr, MASKED: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """The softmax's numbers, moved on over the keys k, values v [TILE, D] at positions `at`."""
     scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+    unit = scale_2
+    if SOFTCAP > 0:
+        scores = capped(scores, scale_2, SOFTCAP)
+        unit = 1.0
     if MASKED:
         readable = (at[None, :] <= position[:, None]) & (at < end)[None, :]
         if WINDOW > 0:
             readable = readable & (at[None, :] > position[:, None] - WINDOW)
         scores = tl.where(readable, scores, float("-inf"))
-    new_top = tl.maximum(top, tl.max(scores, axis=1) * scale_2)
+    new_top = tl.maximum(top, tl.max(scores, axis=1) * unit)
     base = new_top
     if MASKED:  # no key so far: -inf - -inf is not a number
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
-    weights = tl.exp2(scores * scale_2 - base[:, None])
+    weights = tl.exp2(scores * unit - base[:, None])
     shrink = tl.exp2(top - base)
     mass = mass * shrink + tl.sum(weights, axis=1)
     weights = weights.to(k.dtype).to(q.dtype)

@@ -53,12 +53,16 @@ def turn_kernel(
     new, turning, positions, num_tokens, out,
     HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T * HEADS_PAD / ROWS,). out [T, HEADS, D]: the step's queries, normalised and rotated."""
+    """Grid (T * HEADS_PAD / ROWS,). out [T, HEADS, D]: the step's queries, normalised and rotated. positions as in
+    `write_kernel`."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     token, head = (row // HEADS_PAD).to(tl.int64), row % HEADS_PAD
     d = tl.arange(0, DIM_PAD)[None, :]
     is_row = (token < num_tokens) & (head < HEADS)
     raw = loaded(new.q + token * new.q_stride + head * DIM, turning.q_weight, turning, is_row, DIM, DIM_PAD)
-    cos, sin = angles(turning, tl.load(positions + token, mask=is_row, other=0), DIM, DIM_PAD)
+    position = token * 0
+    if positions is not None:
+        position = tl.load(positions + token, mask=is_row, other=0)
+    cos, sin = angles(turning, position, DIM, DIM_PAD)
     q = turned(raw, turning.q_weight, turning, cos, sin, DIM).to(out.dtype.element_ty)
     tl.store(out + (token * HEADS + head) * DIM + d, q, mask=is_row & (d < DIM))
