@@ -499,6 +499,26 @@ class LatentPlan(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class LatentNorm:
+    """RMS norm over each latent, its rotated key left out. weight [value_dim] in the model's dtype."""
+
+    weight: Tensor
+    eps: float
+
+
+@runtime_checkable
+class TakesLatentProjections(Protocol):
+    """Of a `LatentPlan` that normalises latents and rotates queries and keys in the launches that read and write
+    them."""
+
+    def forward_latent_projections(
+        self, layer: int, q: Tensor, latent: Tensor, rotation: Rotation, norm: LatentNorm, up: LatentUp
+    ) -> Tensor:
+        """q [T, H, d_nope + d_rope] and latent [T, head_dim] as projected. As `forward_latent` of a latent that is
+        normalised, and of the last d_rope of queries and latents rotated, up to rounding. q keeps its values."""
+
+
 @runtime_checkable
 class TakesProjections(Protocol):
     """Of an `AttentionPlan` that normalises and rotates heads in the launch that writes them to their slots."""

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from framework.errors import ConfigError
-from framework.interfaces import AttentionContext, LayerSpec
+from framework.interfaces import AttentionContext, LatentNorm, LayerSpec, Rotation
+from framework.layers import ops
 from framework.testing.attention import DEEPSEEK, LATENT_CASES, AttentionCase, LatentSizes, build
 
 from .latent_steps import LatentStep
@@ -107,6 +108,34 @@ def test_views_of_wider_tensors_are_accepted_and_so_are_other_strides(step):
     built.q = built.q.transpose(0, 1).contiguous().transpose(0, 1)
     one.up = replace(one.up, keys=torch.cat((one.up.keys, one.up.values), 1)[:, :24])
     assert torch.equal(one.forward(), expected)
+
+
+@pytest.mark.parametrize("case", (SMALL_MIX, SMALL_DECODES), ids=lambda case: case.name)
+@pytest.mark.parametrize("is_expanded", (False, True), ids=("absorbed", "expanded"))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float16), ids=str)
+def test_projections_give_what_normalised_latents_and_rotated_heads_give(step, case, is_expanded, dtype, monkeypatch):
+    from framework_attention.triton import latent
+
+    if is_expanded:
+        monkeypatch.setattr(latent, "_SHORT", 2)
+    one, other = step(case, dtype), step(case, dtype)
+    built, sizes, generator = one.built, case.latent, torch.Generator().manual_seed(3)
+    table = torch.randn(400, 2, sizes.rope, generator=generator)
+    weight = (1 + torch.randn(sizes.rank, generator=generator) / 4).to(dtype)
+    cos, sin = table[built.batch.positions].unsqueeze(2).unbind(1)
+    latents, key = built.k.split((sizes.rank, sizes.rope), dim=2)
+    other.built.k = torch.cat((ops.rms_norm(latents, weight, 1e-5), ops.rotate(key, cos, sin)), dim=2)
+    nope, rope = built.q.split((sizes.nope, sizes.rope), dim=2)
+    other.built.q = torch.cat((nope, ops.rotate(rope, cos, sin)), dim=2)
+    expected, on = other.forward(), one.device
+    rotation, norm = Rotation(table.to(on), built.batch.positions.to(on)), LatentNorm(weight.to(on), 1e-5)
+    q, latent = built.q.to(on), built.k[:, 0].to(on)
+    out = one.plan().forward_latent_projections(0, q, latent, rotation, norm, one.up).cpu()
+    # Products may be fused with sums here: a unit in the last place of what is written, and of what it leads to.
+    rounding = {torch.float32: 4e-6, torch.float16: 4e-3}[dtype]
+    torch.testing.assert_close(one.at_slots(), other.at_slots(), atol=rounding, rtol=rounding)
+    torch.testing.assert_close(out, expected, atol=2 * rounding, rtol=2 * rounding)
+    assert torch.equal(q.cpu(), built.q)
 
 
 def test_more_tokens_than_are_absorbed_at_a_time_equal_the_reference(step, monkeypatch):

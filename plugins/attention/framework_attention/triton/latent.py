@@ -20,8 +20,18 @@ from torch import Tensor
 
 from framework.batch import InputBatch
 from framework.errors import ConfigError
-from framework.interfaces import AttentionCaps, AttentionContext, KVSpec, LatentPlan, LatentUp, LayerSpec
+from framework.interfaces import (
+    AttentionCaps,
+    AttentionContext,
+    KVSpec,
+    LatentNorm,
+    LatentPlan,
+    LatentUp,
+    LayerSpec,
+    Rotation,
+)
 from framework_attention.triton.attention import _num_multiprocessors, _shared_bytes
+from framework_attention.triton.heads import Turning
 from framework_attention.triton.latent_decode import latent_decode_kernel
 from framework_attention.triton.latent_items import (
     WIDTH,
@@ -30,15 +40,15 @@ from framework_attention.triton.latent_items import (
     list_prompts_kernel,
     list_queries_kernel,
 )
-from framework_attention.triton.latent_products import LatentParts, New, absorb_kernel, expand_kernel
+from framework_attention.triton.latent_products import LatentParts, absorb_kernel, expand_kernel
 from framework_attention.triton.latent_prompt import (
     Carried,
     Expanded,
     gather_kernel,
     latent_prompt_kernel,
-    store_kernel,
 )
 from framework_attention.triton.latent_shapes import absorb_shape, expand_shape, latent_shape, prompt_shape
+from framework_attention.triton.latent_write import New, store_kernel
 
 _SHORT = 64
 """Queries of a row from which on its keys are expanded. By operations alone it would be 170 for the heads of DeepSeek
@@ -46,6 +56,7 @@ V2 (512 * 256 to expand a key of a head, and 1,088 - 320 less for each query tha
 in narrower products."""
 _EXPANDED_VALUES = 1 << 26
 """Of keys and values that are expanded at a time: 128 MiB in a short dtype."""
+_PLAIN = Turning(None, None, None, 0.0)
 _MAX_ABSORBED = 2048
 """Queries that are absorbed at a time: what they take in between is some kilobytes a head of each."""
 _WHOLE = 1 << 30
@@ -70,6 +81,16 @@ class Layer:
     @property
     def rope(self) -> int:
         return self.spec.head_dim - self.rank
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A layer's queries and latents, and what happens to them before they count. positions [T], None: no rotation."""
+
+    new: New
+    turning: Turning
+    norming: Turning
+    positions: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,43 +252,53 @@ class LatentTritonPlan:
         return Absorbed(queries, parts, count, num_parts)
 
     def forward_latent(self, layer: int, q: Tensor, latent: Tensor, up: LatentUp) -> Tensor:
-        bound = self._owner.layers[layer]
+        return self._forward(self._owner.layers[layer], self._new(q, latent, _PLAIN, _PLAIN, None), up)
+
+    def forward_latent_projections(
+        self, layer: int, q: Tensor, latent: Tensor, rotation: Rotation, norm: LatentNorm, up: LatentUp
+    ) -> Tensor:
+        """As `TakesLatentProjections`. rotation.positions are those of the batch: a decode's is its length less one."""
+        turning, norming = Turning(rotation.table, None, None, 0.0), Turning(None, None, norm.weight, norm.eps)
+        return self._forward(self._owner.layers[layer], self._new(q, latent, turning, norming, rotation.positions), up)
+
+    def _new(self, q: Tensor, latent: Tensor, turning: Turning, norming: Turning, positions: Tensor | None) -> Step:
         q = q if q.stride()[1:] == (q.shape[2], 1) else q.contiguous()
         latent = latent if latent.stride(1) == 1 else latent.contiguous()
-        new = New(q, latent, q.stride(0), latent.stride(0), self._slots)
-        up = LatentUp(_rows_dense(up.keys), _rows_dense(up.values))
+        return Step(New(q, latent, q.stride(0), latent.stride(0), self._slots), turning, norming, positions)
+
+    def _forward(self, bound: Layer, step: Step, up: LatentUp) -> Tensor:
+        up, q = LatentUp(_rows_dense(up.keys), _rows_dense(up.values)), step.new.q
         out = torch.empty(q.shape[0], q.shape[1], up.values.shape[1], dtype=q.dtype, device=q.device)
         if self._prompts is not None:
             if not self._is_full:
                 out.zero_()
-            self._store(bound, new)
-        absorbed = [self._absorb(bound, new, up.keys, some) for some in self._absorbed]
+            self._store(bound, step)
+        absorbed = [self._absorb(bound, step, up.keys, some) for some in self._absorbed]
         for queries, some in zip(absorbed, self._absorbed, strict=True):
             self._expand(bound, up.values, some, self._attend(bound, queries, some), out)
         if self._prompts is not None:
-            self._attend_prompts(bound, new, up, self._prompts, out)
+            self._attend_prompts(bound, step, up, self._prompts, out)
         return out
 
-    def _store(self, bound: Layer, new: New) -> None:
-        width = bound.spec.head_dim
+    def _store(self, bound: Layer, step: Step) -> None:
         store_kernel[(triton.cdiv(self._num_tokens, 4),)](
-            new.latent, new.latent_stride, self._slots, self._num_tokens, bound.kv, WIDTH=width, WIDTH_PAD=_pad(width),
-            TOKENS=4,
+            step.new, step.turning, step.norming, step.positions, self._num_tokens, bound.kv, RANK=bound.rank,
+            RANK_PAD=_pad(bound.rank), ROPE=bound.rope, ROPE_PAD=_pad(bound.rope), TOKENS=4,
         )  # fmt: skip
 
-    def _attend_prompts(self, bound: Layer, new: New, up: LatentUp, prompts: Prompts, out: Tensor) -> None:
+    def _attend_prompts(self, bound: Layer, step: Step, up: LatentUp, prompts: Prompts, out: Tensor) -> None:
         """Piece by piece; what is carried between pieces exists where there are several."""
         tile, (num_heads, value) = self._owner.prompt.tile, out.shape[1:]
         most = _EXPANDED_VALUES // (num_heads * (up.keys.shape[1] + value)) // tile * tile
         size = min(max(most, tile), prompts.num_places)
         bases = range(0, prompts.num_places, size)
-        shape = [len(new.q), num_heads] if len(bases) > 1 else [1, 1]
+        shape = [len(step.new.q), num_heads] if len(bases) > 1 else [1, 1]
         sizes, device = (shape, shape, [*shape, value]), out.device
         carried = Carried(*(torch.empty(each, dtype=torch.float32, device=device) for each in sizes))
         for base in bases:
             num_keys = min(size, prompts.num_places - base)
             expanded = self._expanded(bound, up, prompts, base, num_keys)
-            self._attend_piece(bound, new, expanded, prompts, carried, out, base, num_keys)
+            self._attend_piece(bound, step, expanded, prompts, carried, out, base, num_keys)
 
     def _expanded(self, bound: Layer, up: LatentUp, prompts: Prompts, base: int, num_keys: int) -> Expanded:
         owner, width = self._owner, bound.spec.head_dim
@@ -281,13 +312,14 @@ class LatentTritonPlan:
         return Expanded(latents, kept @ up.keys.flatten(0, 1).T, kept @ up.values.flatten(0, 1).T)
 
     def _attend_piece(
-        self, bound: Layer, new: New, expanded: Expanded, prompts: Prompts, carried: Carried, out: Tensor, base: int,
+        self, bound: Layer, step: Step, expanded: Expanded, prompts: Prompts, carried: Carried, out: Tensor, base: int,
         num_keys: int,
     ) -> None:  # fmt: skip
         shape, (num_heads, value) = self._owner.prompt, out.shape[1:]
         nope = expanded.k.shape[1] // num_heads
         latent_prompt_kernel[(prompts.num_tiles * num_heads,)](
-            new.q, new.q_stride, expanded, prompts.tiles, carried, out, base, num_keys, bound.spec.scale,
+            step.new.q, step.new.q_stride, step.turning, expanded, prompts.tiles, carried, out, base, num_keys,
+            bound.spec.scale,
             HEADS=num_heads, NOPE=nope, NOPE_PAD=_pad(nope), ROPE=bound.rope, ROPE_PAD=_pad(bound.rope),
             RANK=bound.rank, VALUE=value, VALUE_PAD=_pad(value), QUERIES=shape.queries, TILE=shape.tile,
             IS_FIRST=base == 0, IS_LAST=base + num_keys == prompts.num_places, DOT_F32=self._owner.dot_f32,
@@ -300,18 +332,21 @@ class LatentTritonPlan:
             return {"DEPENDENT": True, "launch_pdl": True}
         return {"DEPENDENT": False}
 
-    def _absorb(self, bound: Layer, new: New, up_keys: Tensor, some: Absorbed) -> Tensor:
+    def _absorb(self, bound: Layer, step: Step, up_keys: Tensor, some: Absorbed) -> Tensor:
         """[J, H, R + d_rope] of the listed queries; their latents are in their slots."""
         owner, (num_heads, nope, rank) = self._owner, up_keys.shape
         shape = absorb_shape(some.num_queries, owner.ctx.batch_invariant)
         columns = min(shape.columns, _pad(rank))
-        out = torch.empty(some.num_queries, num_heads, bound.spec.head_dim, dtype=new.q.dtype, device=new.q.device)
+        out = torch.empty(
+            some.num_queries, num_heads, bound.spec.head_dim, dtype=bound.kv.dtype, device=bound.kv.device
+        )
         grid = triton.cdiv(some.num_queries, shape.queries) * num_heads * triton.cdiv(rank, columns)
         absorb_kernel[(grid,)](
-            new, some.queries, some.num_queries, up_keys, up_keys.stride(0), out, bound.kv,
+            step.new, step.turning, step.norming, some.queries, some.num_queries, up_keys, up_keys.stride(0), out,
+            bound.kv,
             HEADS=num_heads, NOPE=nope, NOPE_PAD=_pad(nope), ROPE=bound.rope, ROPE_PAD=_pad(bound.rope), RANK=rank,
-            COLUMNS=columns, QUERIES=shape.queries, DOT_F32=owner.dot_f32, num_warps=shape.num_warps,
-            **self._words(some),
+            RANK_PAD=_pad(rank), COLUMNS=columns, QUERIES=shape.queries, DOT_F32=owner.dot_f32,
+            num_warps=shape.num_warps, **self._words(some),
         )  # fmt: skip
         return out
 

@@ -16,16 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-
-class New(NamedTuple):
-    """The step's queries q [T, H, d_nope + d_rope] and latents [T, R + d_rope], with their strides from token to token,
-    and the slots [T] int64."""
-
-    q: Tensor
-    latent: Tensor
-    q_stride: int
-    latent_stride: int
-    slots: Tensor
+from framework_attention.triton.latent_write import put_latents, rotated
 
 
 class LatentParts(NamedTuple):
@@ -37,20 +28,22 @@ class LatentParts(NamedTuple):
 
 @triton.jit(do_not_specialize=["num_queries"])
 def absorb_kernel(
-    new, queries, num_queries, up_keys, up_stride, absorbed, kv,
+    new, turning, norming, queries, num_queries, up_keys, up_stride, absorbed, kv,
     HEADS: tl.constexpr, NOPE: tl.constexpr, NOPE_PAD: tl.constexpr, ROPE: tl.constexpr, ROPE_PAD: tl.constexpr,
-    RANK: tl.constexpr, COLUMNS: tl.constexpr, QUERIES: tl.constexpr, DOT_F32: tl.constexpr,
+    RANK: tl.constexpr, RANK_PAD: tl.constexpr, COLUMNS: tl.constexpr, QUERIES: tl.constexpr, DOT_F32: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Grid (cdiv(J, QUERIES) * HEADS * cdiv(RANK, COLUMNS),). absorbed [J, H, R + d_rope]: q_nope @ up_keys, q_rope.
 
-    The latents of its queries are in their slots afterwards.
+    The latents of its queries are in their slots afterwards. turning, norming: how queries and keys are rotated and
+    latents normalised before, `Turning` without a table or weight for not at all
     """
     if DEPENDENT:
         gdc_launch_dependents()
     BLOCKS: tl.constexpr = (RANK + COLUMNS - 1) // COLUMNS
     block, rest = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS
-    head, i = rest % HEADS, rest // HEADS * QUERIES + tl.arange(0, QUERIES)
+    head, begin = rest % HEADS, rest // HEADS * QUERIES
+    i = begin + tl.arange(0, QUERIES)
     n, c, e = tl.arange(0, NOPE_PAD), block * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, ROPE_PAD)
     is_weight = (n < NOPE)[:, None] & (c < RANK)[None, :]
     weight = tl.load(up_keys + head * up_stride + n[:, None] * RANK + c[None, :], mask=is_weight, other=0.0)
@@ -67,18 +60,18 @@ def absorb_kernel(
     y = tl.dot(x, weight, input_precision="ieee")
     to = absorbed + (i.to(tl.int64)[:, None] * HEADS + head) * (RANK + ROPE)
     tl.store(to + c[None, :], y.to(stored), mask=is_query[:, None] & (c < RANK)[None, :])
-    is_rope = is_query[:, None] & (e < ROPE)[None, :]
     if block == 0:
-        rope = tl.load(at_q + NOPE + e[None, :], mask=is_rope, other=0.0)
-        tl.store(to + RANK + e[None, :], rope, mask=is_rope)
-    if head == 0:
-        slot = tl.load(new.slots + token, mask=is_query, other=0)
-        at, put = new.latent + token[:, None] * new.latent_stride, kv + slot[:, None] * (RANK + ROPE)
-        is_latent = is_query[:, None] & (c < RANK)[None, :]
-        tl.store(put + c[None, :], tl.load(at + c[None, :], mask=is_latent, other=0.0), mask=is_latent)
-        if block == 0:
-            key = tl.load(at + RANK + e[None, :], mask=is_rope, other=0.0)
-            tl.store(put + RANK + e[None, :], key, mask=is_rope)
+        rope = rotated(at_q + NOPE, turning, length[:, None] - 1, is_query[:, None], ROPE, ROPE_PAD)
+        tl.store(to + RANK + e[None, :], rope.to(stored), mask=is_query[:, None] & (e < ROPE)[None, :])
+    if head == 0:  # its programs share the latents: a whole one is needed to normalise it
+        SHARE: tl.constexpr = triton.next_power_of_2((QUERIES + BLOCKS - 1) // BLOCKS)
+        own = block * SHARE + tl.arange(0, SHARE)
+        is_own = (own < QUERIES) & (begin + own < num_queries)
+        own_length = tl.load(queries.length + begin + own, mask=is_own, other=-1)
+        own_token = tl.load(queries.token + begin + own, mask=is_own, other=0).to(tl.int64)
+        put_latents(
+            new, turning, norming, own_token, own_length - 1, own_length > 0, kv, RANK, RANK_PAD, ROPE, ROPE_PAD
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_queries"])

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from framework_attention.triton.decode import LOG2_E
+from framework_attention.triton.latent_write import rotated
 
 
 class Expanded(NamedTuple):
@@ -34,18 +35,6 @@ class Carried(NamedTuple):
     top: Tensor
     mass: Tensor
     total: Tensor
-
-
-@triton.jit(do_not_specialize=["num_tokens"])
-def store_kernel(
-    latent, stride, slots, num_tokens, kv, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr, TOKENS: tl.constexpr
-):  # fmt: skip
-    """Grid (cdiv(T, TOKENS),). Latents [T, R + d_rope] into their slots."""
-    token, c = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, WIDTH_PAD)
-    mask = (token < num_tokens)[:, None] & (c < WIDTH)[None, :]
-    slot = tl.load(slots + token, mask=token < num_tokens, other=0)
-    x = tl.load(latent + token.to(tl.int64)[:, None] * stride + c[None, :], mask=mask, other=0.0)
-    tl.store(kv + slot[:, None] * WIDTH + c[None, :], x, mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_rows", "base"])
@@ -76,13 +65,14 @@ def gather_kernel(
 
 @triton.jit(do_not_specialize=["base", "num_keys"])
 def latent_prompt_kernel(
-    q, q_stride, expanded, tiles, carried, out, base, num_keys, scale,
+    q, q_stride, turning, expanded, tiles, carried, out, base, num_keys, scale,
     HEADS: tl.constexpr, NOPE: tl.constexpr, NOPE_PAD: tl.constexpr, ROPE: tl.constexpr, ROPE_PAD: tl.constexpr,
     RANK: tl.constexpr, VALUE: tl.constexpr, VALUE_PAD: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr,
     IS_FIRST: tl.constexpr, IS_LAST: tl.constexpr, DOT_F32: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles * HEADS,). A piece of num_keys keys from place base on; out [T, H, d_value] is written by the last.
 
+    turning   how queries are rotated, `Turning` without a table for not at all
     IS_FIRST  no piece came before: `carried` is not read. It is written unless IS_LAST
     """
     index, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
@@ -92,11 +82,12 @@ def latent_prompt_kernel(
         return
     token, first, start = tl.load(record + 1), tl.load(record + 2), tl.load(record + 3)
     stored: tl.constexpr = out.dtype.element_ty
-    i, n, e, v = tl.arange(0, QUERIES), tl.arange(0, NOPE_PAD), tl.arange(0, ROPE_PAD), tl.arange(0, VALUE_PAD)
+    i, n, v = tl.arange(0, QUERIES), tl.arange(0, NOPE_PAD), tl.arange(0, VALUE_PAD)
     is_query = i < queries
     at_q = q + (token + i).to(tl.int64)[:, None] * q_stride + head * (NOPE + ROPE)
     q_nope = tl.load(at_q + n[None, :], mask=is_query[:, None] & (n < NOPE)[None, :], other=0.0)
-    q_rope = tl.load(at_q + NOPE + e[None, :], mask=is_query[:, None] & (e < ROPE)[None, :], other=0.0)
+    position = tl.where(is_query, first + i, first)[:, None]
+    q_rope = rotated(at_q + NOPE, turning, position, is_query[:, None], ROPE, ROPE_PAD).to(stored)
     if DOT_F32:
         q_nope, q_rope = q_nope.to(tl.float32), q_rope.to(tl.float32)
     at = (token + i).to(tl.int64) * HEADS + head
