@@ -22,12 +22,16 @@ class Embedding:
         self, ctx: ModelContext, name: str, vocab_size: int, hidden_size: int, *, scale: float | None = None
     ) -> None:
         self.weight = ctx.weights.take(f"{name}.weight", (vocab_size, hidden_size))
-        self._scale = None if scale is None else float(torch.tensor(scale, dtype=ctx.dtype))
+        self._scale = None if scale is None else _rounded(scale, ctx.dtype)
 
     def __call__(self, input_ids: Tensor) -> Tensor:
         """[T] -> [T, hidden_size]."""
         found = functional.embedding(input_ids, self.weight)
         return found if self._scale is None else found * self._scale
+
+
+def _rounded(value: float, dtype: torch.dtype) -> float:
+    return float(torch.tensor(value, dtype=dtype, device="cpu"))  # wherever the model is built
 
 
 class PositionEmbedding:

@@ -38,6 +38,26 @@ def test_dummy_reads_the_config_of_a_folder_and_of_a_gguf_file(folder):
     assert checkpoint.config["hidden_size"] == 576
 
 
+@pytest.mark.parametrize(
+    ("config", "sizes"),
+    [
+        ({"vocab_size": 7, "max_position_embeddings": 9, "n_positions": 5}, (7, 9)),
+        ({"vocab_size": 7, "n_positions": 5}, (7, 5)),
+        ({"text_config": {"vocab_size": 8, "max_position_embeddings": 6}}, (8, 6)),
+        ({"vocab_size": 7, "text_config": {"vocab_size": 8, "model_type": "gemma3_text"}}, (7, 131_072)),
+        ({"text_config": {"model_type": "gemma3_text"}}, (262_208, 131_072)),
+        ({"text_config": None}, (None, None)),
+    ],
+)
+def test_sizes_of_an_engine_stand_beside_the_others_wherever_the_config_has_them(tmp_path, config, sizes):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = opened(tmp_path, "dummy")[0].config
+    assert (found.get("vocab_size"), found.get("max_position_embeddings")) == sizes
+    assert {key: found[key] for key in config if key not in ("vocab_size", "max_position_embeddings")} == {
+        key: config[key] for key in config if key not in ("vocab_size", "max_position_embeddings")
+    }
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "model-1.safetensors", "model.safetensors.index.json"])
 def test_a_folder_with_safetensors_is_read_by_the_safetensors_loader(folder, name):
     (folder / name).touch()

@@ -5,7 +5,7 @@ import torch
 import transformers as hf
 
 from framework_models.gemma2 import Gemma2
-from framework_models.gemma3 import Gemma3
+from framework_models.gemma3 import Gemma3, Gemma3ForImages
 from framework_models.gpt2 import Gpt2
 from framework_models.mistral import Mistral
 from framework_models.olmo2 import Olmo2
@@ -117,6 +117,23 @@ def test_logits_equal_transformers(case, tmp_path, build_model):
     assert [layer.kind for layer in built.ctx.layers] == [layer.group for layer in built.ctx.layers]
     assert expected.abs().max() > 1  # peaked enough to show an error
     torch.testing.assert_close(built.logits(IDS), expected, atol=TOLERANCE, rtol=1e-5)
+
+
+def test_text_model_of_a_checkpoint_that_sees_images_is_served_without_the_rest(tmp_path, build_model):
+    vision = {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+        "patch_size": 14,
+    }  # fmt: skip
+    text = {**SIZES, **LAYERS, "sliding_window": 5, "rope_parameters": NESTED}
+    config = hf.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=95, boi_token_index=94,
+        eoi_token_index=93,
+    )  # fmt: skip
+    ids = IDS.clamp(max=90)
+    expected = saved(tmp_path, config, hf.Gemma3ForConditionalGeneration, ids)
+    built = ours(build_model, tmp_path, Gemma3ForImages, leaves=Gemma3ForImages.ignored_weights)
+    assert built.model.vocab_size == 96
+    torch.testing.assert_close(built.logits(ids), expected, atol=TOLERANCE, rtol=1e-5)
 
 
 class _InBfloat16:

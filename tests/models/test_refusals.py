@@ -6,7 +6,7 @@ import torch
 from framework.errors import CheckpointError
 from framework_loaders.dummy import DummySource
 from framework_models.gemma2 import Gemma2
-from framework_models.gemma3 import Gemma3
+from framework_models.gemma3 import Gemma3, Gemma3ForImages
 from framework_models.gpt2 import Gpt2
 from framework_models.llama import Llama
 from framework_models.mistral import Mistral
@@ -88,6 +88,7 @@ def test_a_window_that_is_off_is_none_and_one_that_is_named_without_being_there_
         (Gemma2, {"rope_local_base_freq": 1e4}, r"rope_local_base_freq=10000\.0 is not built yet"),
         (Gemma3, {"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping=50\.0 is not built yet"),
         (Gemma3, {"rope_parameters": {"sliding_attention": {}}}, "says nothing of full_attention, only of sliding_att"),
+        (Gemma3ForImages, {}, "text_config must be an object with the text model's keys, got None"),
         (Olmo2, {"sliding_window": 4}, "sliding_window=4 is not built yet"),
         (Phi3, {"partial_rotary_factor": 0.3}, "partial_rotary_factor=0.3 rotates 1 of head_dim=4 dimensions"),
         (Llama, {"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5 is not built yet"),

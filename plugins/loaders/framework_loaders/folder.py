@@ -15,6 +15,9 @@ from framework.interfaces import Checkpoint
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
 
+_SIZES = ("vocab_size", "max_position_embeddings")
+_CLASS_SIZES = {"gemma3_text": {"vocab_size": 262_208, "max_position_embeddings": 131_072}}
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises CheckpointError naming the file when it is missing, damaged or no object."""
@@ -41,10 +44,27 @@ def read_folder(location: Path, format: str) -> Checkpoint:
     return Checkpoint(
         location=location,
         format=format,
-        config=config,
+        config=with_sizes(config),
         generation_config=read_json(generation) if generation.is_file() else {},
         tokenizer=location if has_tokenizer else None,
     )
+
+
+def with_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with `vocab_size` and `max_position_embeddings`, which an engine is sized by, where it has them.
+
+    GPT-2 has another word for the second; a model that sees images as well has both in its `text_config`, or leaves
+    them out where they are those that its class has by default.
+    """
+    text = config.get("text_config")
+    text = text if isinstance(text, Mapping) else {}
+    found = {
+        "max_position_embeddings": config.get("n_positions"),
+        **_CLASS_SIZES.get(str(text.get("model_type")), {}),
+        **{key: text[key] for key in _SIZES if text.get(key) is not None},
+        **{key: config[key] for key in _SIZES if config.get(key) is not None},
+    }
+    return {**config, **{key: value for key, value in found.items() if value is not None}}
 
 
 def refuse_code(location: Path, config: Mapping[str, Any]) -> None:

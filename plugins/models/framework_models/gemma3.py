@@ -6,17 +6,23 @@ Of a checkpoint that sees images too, the text model is served, and the rest of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from framework.interfaces import ModelContext
+import torch
+from torch import Tensor
+
+from framework.errors import CheckpointError
+from framework.interfaces import ModelContext, WeightSource
 from framework.layers.decoder import AttentionBlock
 from framework.layers.rope import RopeConfig, Rotary, read_rope
 from framework_models.dense import DenseConfig, Family, read_dense, read_size
 from framework_models.gemma2 import ACTIVATION, HEAD_DIM, Gemma2
 
 _THETA, _WINDOW_THETA = 1_000_000.0, 10_000.0
+_SIZES = {"num_attention_heads": 8, "num_key_value_heads": 4}  # of a text_config that has none
+_LIFTED = ("vocab_size", "max_position_embeddings", "tie_word_embeddings", "quantization_config")  # stand outside of it
 _PATTERN = 6  # every so many layers one has no window, where config.json does not say
 
 
@@ -51,6 +57,36 @@ class Gemma3(Gemma2):
         """Gemma 2's, with norms of heads."""
         norms = {"qk_norm_eps": dense.rms_norm_eps, "qk_norm_factor": self.norm_factor}
         return super().attention(ctx, dense, index, rotary, **norms, **others)
+
+
+class Gemma3ForImages(Gemma3):
+    """Gemma3ForConditionalGeneration: its text model."""
+
+    ignored_weights: ClassVar[tuple[str, ...]] = (r"(vision_tower|multi_modal_projector)\..*",)
+
+    def __init__(self, config: Mapping[str, Any], ctx: ModelContext) -> None:
+        super().__init__(_text_config(config), replace(ctx, weights=_TextWeights(ctx.weights)))
+
+
+def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    text = config.get("text_config")
+    if not isinstance(text, Mapping):
+        raise CheckpointError(f"config.json: text_config must be an object with the text model's keys, got {text!r}.")
+    return {**_SIZES, **{key: config[key] for key in _LIFTED if key in config}, **text}
+
+
+class _TextWeights:
+    """`interfaces.WeightSource` of a text model that stands beside others."""
+
+    def __init__(self, weights: WeightSource) -> None:
+        self._weights = weights
+        self.unused, self.close = weights.unused, weights.close
+
+    def has(self, name: str) -> bool:
+        return self._weights.has(f"language_model.{name}")
+
+    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+        return self._weights.take(f"language_model.{name}", shape, dtype)
 
 
 def _window_rope(config: Mapping[str, Any]) -> RopeConfig:

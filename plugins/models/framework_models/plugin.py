@@ -16,6 +16,12 @@ def framework_components() -> list[ComponentSpec]:
         ),
         ComponentSpec("model", "gemma2", "framework_models.gemma2:Gemma2", provides=("Gemma2ForCausalLM",)),
         ComponentSpec("model", "gemma3", "framework_models.gemma3:Gemma3", provides=("Gemma3ForCausalLM",)),
+        ComponentSpec(
+            "model",
+            "gemma3_images",
+            "framework_models.gemma3:Gemma3ForImages",
+            provides=("Gemma3ForConditionalGeneration",),
+        ),
         ComponentSpec("model", "gpt2", "framework_models.gpt2:Gpt2", provides=("GPT2LMHeadModel",)),
         ComponentSpec("model", "gpt_oss", "framework_models.gpt_oss:GptOss", provides=("GptOssForCausalLM",)),
         ComponentSpec("model", "llama", "framework_models.llama:Llama", provides=("LlamaForCausalLM",)),
