@@ -8,7 +8,10 @@ import torch
 from framework.interfaces import ForwardContext, ModelContext
 from framework.layers import ops
 from framework_loaders.dummy import DummySource
+from framework_models.gemma2 import Gemma2
+from framework_models.gemma3 import Gemma3
 from framework_models.llama import Llama
+from framework_models.olmo2 import Olmo2
 from framework_models.qwen3 import Qwen3
 
 CONFIG = {
@@ -56,9 +59,12 @@ class PlainPlan:
 
 
 class FusingPlan(PlainPlan):
-    """A plan that takes projections, as `interfaces.TakesProjections` says."""
+    """A plan that takes projections, as `interfaces.TakesProjections` says, and counts how often it does."""
+
+    fused = 0
 
     def forward_projections(self, layer, heads, rotation, norms):
+        FusingPlan.fused += 1
         q, k, v = heads.split([4, 2, 2], dim=1)
         if norms is not None:
             q, k = ops.rms_norm(q, norms.q_weight, norms.eps), ops.rms_norm(k, norms.k_weight, norms.eps)
@@ -83,6 +89,14 @@ def test_layers_give_the_same_whether_their_neighbours_are_fused_or_not(target):
     torch.testing.assert_close(hidden(target, FusingLinear, PlainPlan()), plain)
     assert FusingLinear.fused - before == 4  # two norms a layer
     torch.testing.assert_close(hidden(target, PlainLinear, FusingPlan()), plain)
+
+
+@pytest.mark.parametrize(("target", "takes_heads"), [(Gemma2, True), (Gemma3, False), (Olmo2, False)])
+def test_norms_that_neighbours_do_not_take_are_composed(target, takes_heads):
+    """Those whose weight is float32, those over whole projections, and none at all."""
+    plain, before = hidden(target, PlainLinear, PlainPlan()), (FusingLinear.fused, FusingPlan.fused)
+    torch.testing.assert_close(hidden(target, FusingLinear, FusingPlan()), plain)
+    assert (FusingLinear.fused - before[0], FusingPlan.fused - before[1]) == (0, 2 if takes_heads else 0)
 
 
 def test_cosines_are_not_gathered_for_a_plan_that_takes_projections(monkeypatch):

@@ -125,3 +125,11 @@ def test_gpt2_refuses_what_it_does_not_have(edits, message, build_model):
 def test_keys_without_effect_on_the_output_are_accepted(build_model):
     inert = {"use_cache": True, "attention_dropout": 0.1, "pretraining_tp": 1, "layer_types": ["full_attention"]}
     assert build_model(Llama, {**CONFIG, **inert}, weights()).logits(torch.tensor([1, 2])).shape == (2, 32)
+
+
+@pytest.mark.parametrize(("target", "windows"), [(Mistral, [4096] * 2), (Gemma2, [4096, None]), (Qwen2, [None] * 2)])
+def test_a_window_that_config_json_leaves_out_is_that_of_the_family(target, windows, build_model):
+    built = build_model(target, {**CONFIG, "num_hidden_layers": 2}, weights())
+    assert [layer.window for layer in built.ctx.layers] == windows
+    without = build_model(target, {**CONFIG, "num_hidden_layers": 2, "sliding_window": None}, weights())
+    assert [layer.window for layer in without.ctx.layers] == [None] * 2

@@ -66,7 +66,7 @@ class Family:
                   knows `sliding_window`
     rotates       (config, layer) -> whether a layer rotates queries and keys
     activation    key of the feed-forward block's activation, and the names of the one it has
-    attention_cap, logit_cap, query_scalar  of a config without the key, in a family that knows it
+    window, attention_cap, logit_cap, query_scalar  of a config without the key, in a family that knows it
     """
 
     knows: Collection[str] = ("attention_bias",)
@@ -75,6 +75,7 @@ class Family:
     tied: bool = False
     theta: float = DEFAULT_THETA
     qkv_bias: bool = False
+    window: int | None = None
     slides: OfLayer = lambda config, layer: True
     rotates: OfLayer = lambda config, layer: True
     attention_cap: float | None = None
@@ -163,9 +164,9 @@ def read_windows(config: Mapping[str, Any], family: Family, num_layers: int) -> 
 def _window(config: Mapping[str, Any], family: Family) -> int | None:
     """The window in use."""
     is_off = "use_sliding_window" in family.knows and not read_switch(config, "use_sliding_window")
-    if "sliding_window" not in family.knows or is_off or config.get("sliding_window") is None:
+    if "sliding_window" not in family.knows or is_off or config.get("sliding_window", family.window) is None:
         return None
-    return read_size(config, "sliding_window")
+    return read_size(config, "sliding_window", family.window)
 
 
 def _check_layer_types(words: Any, num_layers: int, slides: list[bool], is_known: bool) -> None:

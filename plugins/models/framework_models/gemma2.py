@@ -33,6 +33,7 @@ class Gemma2(Llama):
         ),
         head_dim=HEAD_DIM,
         tied=True,
+        window=4096,
         slides=_slides,
         attention_cap=50.0,
         logit_cap=30.0,

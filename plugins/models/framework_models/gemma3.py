@@ -40,6 +40,7 @@ class Gemma3(Gemma2):
         ),
         head_dim=HEAD_DIM,
         tied=True,
+        window=4096,
         slides=_slides,
         query_scalar=256.0,
         activation=ACTIVATION,

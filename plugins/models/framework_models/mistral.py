@@ -11,4 +11,4 @@ from framework_models.llama import Llama
 class Mistral(Llama):
     """MistralForCausalLM."""
 
-    family: ClassVar[Family] = Family(knows=("sliding_window",))
+    family: ClassVar[Family] = Family(knows=("sliding_window",), window=4096)

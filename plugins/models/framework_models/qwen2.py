@@ -21,4 +21,4 @@ def slides_behind(config: Mapping[str, Any], layer: int) -> bool:
 class Qwen2(Llama):
     """Qwen2ForCausalLM."""
 
-    family: ClassVar[Family] = Family(knows=WINDOW_KEYS, qkv_bias=True, slides=slides_behind)
+    family: ClassVar[Family] = Family(knows=WINDOW_KEYS, qkv_bias=True, window=4096, slides=slides_behind)

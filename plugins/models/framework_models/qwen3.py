@@ -15,7 +15,9 @@ from framework_models.qwen2 import WINDOW_KEYS, slides_behind
 class Qwen3(Llama):
     """Qwen3ForCausalLM. head_dim is 128 when config.json has none, and the feed-forward block has no bias."""
 
-    family: ClassVar[Family] = Family(knows=("attention_bias", *WINDOW_KEYS), head_dim=128, slides=slides_behind)
+    family: ClassVar[Family] = Family(
+        knows=("attention_bias", *WINDOW_KEYS), head_dim=128, window=4096, slides=slides_behind
+    )
 
     def attention(
         self, ctx: ModelContext, dense: DenseConfig, index: int, rotary: Rotary | None, **others: Any
