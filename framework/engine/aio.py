@@ -15,6 +15,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from itertools import count
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from framework.engine.arguments import resolve_config, streaming_params
@@ -36,9 +37,13 @@ _Event = RequestOutput | BaseException
 
 @dataclass(eq=False)
 class _Listener:
-    """Who waits for the outputs of one request: the queue belongs to the loop, and is filled there alone."""
+    """Who waits for the outputs of one request: the queue belongs to the loop, and is filled there alone.
+
+    asked_at  when: the engine's thread may be amid a step then, and hears of it later
+    """
 
     loop: asyncio.AbstractEventLoop
+    asked_at: float = field(default_factory=perf_counter)
     queue: asyncio.Queue[_Event] = field(default_factory=asyncio.Queue)
 
 
@@ -221,7 +226,8 @@ class AsyncLLM:
     # ------------------------------------------------------------------------------------- on the engine's thread
 
     def _add(self, name: str, prompt: Any, params: Any, listener: _Listener) -> None:
-        self._engine.add_request(name, prompt, streaming_params(params, self._engine.admission.defaults))
+        params = streaming_params(params, self._engine.admission.defaults)
+        self._engine.add_request(name, prompt, params, asked_at=listener.asked_at)
         self._listeners[name] = listener
         self._go_on()
 

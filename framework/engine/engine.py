@@ -57,11 +57,16 @@ class Engine:
         self._broken: BaseException | None = None
         self._home = HomeProcess("engine")
 
-    def add_request(self, request_id: str, prompt: Any, params: SamplingParams | None = None) -> None:
-        """Admits one request. Raises RequestError, NotBuiltError, ValueError or TypeError; nothing has run then."""
+    def add_request(
+        self, request_id: str, prompt: Any, params: SamplingParams | None = None, *, asked_at: float | None = None
+    ) -> None:
+        """Admits one request. Raises RequestError, NotBuiltError, ValueError or TypeError; nothing has run then.
+
+        asked_at  by `time.perf_counter`, where the request has waited to be added: its times count from there
+        """
         request = self.admission.request(request_id, prompt, params)
         self._check(request, self._states)
-        self._start(request)
+        self._start(request, asked_at)
 
     def add_requests(
         self, request_ids: Sequence[str], prompts: Sequence[Any], params: Sequence[SamplingParams | None]
@@ -99,10 +104,13 @@ class Engine:
             raise RequestError(f"request_id '{request_id}' is already running; give every request an id of its own")
         self.core.check_request(request)
 
-    def _start(self, request: Request) -> None:
+    def _start(self, request: Request, asked_at: float | None = None) -> None:
         """Queues a checked request; only one that is queued takes a place in the order of arrival."""
-        request_id = request.request_id
-        state = self._states[request_id] = OutputState(request, self.tokenizer, time.perf_counter())
+        request_id, now = request.request_id, time.perf_counter()
+        if asked_at is not None:
+            request.arrival_time -= now - asked_at
+            now = asked_at
+        state = self._states[request_id] = OutputState(request, self.tokenizer, now)
         if request.params.output_kind is not OutputKind.FINAL:
             self._streaming.add(request_id)
         try:

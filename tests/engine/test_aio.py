@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
 from contextvars import ContextVar
 
 import pytest
@@ -329,3 +330,21 @@ def test_request_is_added_in_the_context_of_whoever_asks(llm):
 
     run(main())
     assert heard == {"a": "a", "b": "b"}
+
+
+def test_times_of_a_request_count_from_when_it_was_asked_for_and_not_from_the_next_step(llm):
+    """The engine's thread may be amid a step when somebody asks."""
+    goes_on = threading.Event()
+
+    async def main():
+        busy = asyncio.ensure_future(llm.ask(lambda engine: goes_on.wait(TIMEOUT_S)))
+        asked = asyncio.ensure_future(collect(llm, [4]))
+        before = time.time()
+        await asyncio.sleep(0.1)
+        goes_on.set()
+        await busy
+        return (await asked)[-1].metrics, before
+
+    metrics, before = run(main())
+    assert metrics.ttft >= metrics.queue_time >= 0.1
+    assert metrics.arrival_time == pytest.approx(before, abs=0.09)
