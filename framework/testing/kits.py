@@ -23,6 +23,7 @@ from framework.testing import (
     connector,
     grammars,
     loaders,
+    models,
     observers,
     policies,
     schedulers,
@@ -33,6 +34,8 @@ from framework.testing.checking import Check
 from framework.testing.components import COMPONENT_CHECKS, Announced
 from framework.testing.connector import ConnectorCase
 from framework.testing.loaders import LoaderCase
+from framework.testing.model_bench import ModelCase
+from framework.testing.model_engine import ENGINE_CHECKS
 from framework.testing.stage_bench import StageCase
 from framework.testing.stage_derive import derived
 from framework.testing.stage_engine import check_engine_gives_equal_tokens
@@ -158,11 +161,19 @@ def _loader(plugins: Registry, spec: ComponentSpec) -> list[LoaderCase]:
     return [case]
 
 
+def _model(plugins: Registry, spec: ComponentSpec) -> list[ModelCase]:
+    raise ConfigError(
+        f"model/{spec.name}: the config.json of a tiny checkpoint cannot be guessed. Give its ComponentSpec"
+        " cases='package.module:CASES', ModelCases of framework.testing.model_bench"
+    )
+
+
 KITS: dict[str, Kit] = {
     "stage": Kit(StageCase, (*stages.CHECKS, check_engine_gives_equal_tokens), _stage),
     "scheduler": Kit(schedulers.SchedulerCase, schedulers.CHECKS, _plain(schedulers.SchedulerCase)),
     "policy": Kit(policies.PolicyCase, policies.CHECKS, _plain(policies.PolicyCase)),
     "attention": Kit(AttentionPlugin, attention_suite.CHECKS, _attention),
+    "model": Kit(ModelCase, (*models.CHECKS, *ENGINE_CHECKS), _model),
     "kv_connector": Kit(ConnectorCase, connector.CHECKS, _connector),
     "loader": Kit(LoaderCase, loaders.CHECKS, _loader),
     "grammar": Kit(grammars.GrammarCase, grammars.CHECKS, _plain(grammars.GrammarCase)),

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 
 from framework_loaders.dummy import DummyLoader
@@ -35,3 +36,43 @@ def test_a_tensor_depends_on_seed_and_name_and_not_on_the_order(tmp_path):
 def test_a_tied_model_has_no_head_of_its_own(tmp_path):
     assert not opened(tmp_path, tie_word_embeddings=True).has("lm_head.weight")
     assert opened(tmp_path).has("lm_head.weight")
+
+
+@pytest.mark.parametrize("name", ["Gemma2ForCausalLM", "GPT2LMHeadModel"])
+def test_an_architecture_that_is_tied_without_saying_so_is(name, tmp_path):
+    assert not opened(tmp_path, architectures=[name]).has("lm_head.weight")
+    assert opened(tmp_path, architectures=[name], tie_word_embeddings=False).has("lm_head.weight")
+
+
+@pytest.mark.parametrize(
+    ("words", "values", "factor"),
+    [
+        ({"tie_word_embeddings": True}, {-1.0, 1.0}, 1.0),
+        ({"tie_word_embeddings": False}, {1.0}, 1.0),
+        ({"architectures": ["Gemma3ForCausalLM"]}, {-2.0, 0.0}, 0.0),
+    ],
+)
+def test_the_final_norm_of_a_tied_model_has_signs(words, values, factor, tmp_path):
+    source = opened(tmp_path, **words)
+    assert set(source.take("model.norm.weight", (64,)).tolist()) == values
+    assert set(source.take("model.layers.0.input_layernorm.weight", (64,)).tolist()) == {factor}
+
+
+def test_layer_norms_and_embeddings_of_other_layouts_follow_the_same_rules(tmp_path):
+    source = opened(tmp_path)
+    assert torch.equal(source.take("transformer.h.0.ln_1.weight", (8,)), torch.ones(8))
+    assert torch.equal(source.take("transformer.h.0.ln_1.bias", (8,)), torch.zeros(8))
+    assert abs(source.take("transformer.wte.weight", (400, 100)).std() / 0.25 - 1) < 0.02
+
+
+def test_experts_sinks_and_router_biases_are_drawn_in_the_dtype_asked_for(tmp_path):
+    source = opened(tmp_path)
+    for name, shape in (("mlp.experts.gate_up_proj", (4, 8, 6)), ("mlp.experts.gate_up_proj_bias", (4, 8)),
+                        ("self_attn.sinks", (64,)), ("mlp.gate.e_score_correction_bias", (64,))):  # fmt: skip
+        drawn = source.take(name, shape, torch.bfloat16)
+        assert drawn.dtype == torch.bfloat16 and 0.005 < drawn.float().std() < 0.05
+
+
+@pytest.mark.parametrize("end", ["_blocks", "_scales", ".weight_scale_inv"])
+def test_quantized_forms_are_not_there(end, tmp_path):
+    assert not opened(tmp_path).has(f"model.layers.0.mlp.experts.gate_up_proj{end}")

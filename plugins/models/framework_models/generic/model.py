@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from framework.errors import CheckpointError, NotBuiltError
+from framework.errors import CheckpointError, NotBuiltError, class_and_text
 from framework.interfaces import Capabilities, ForwardContext, ModelContext, ModelOutput
 from framework_models.generic.attention import PAGED, TRIED, Recorder, Step, register
 from framework_models.generic.layers import place_layers, refused
@@ -49,6 +49,7 @@ class TransformersModel:
         _check_rotary(self._name, self._causal, ctx.max_model_len)
         if not is_outline:
             load_weights(self._causal, ctx)
+        self._causal.requires_grad_(False)
         _keep_frequencies(self._causal)
         self.ignored_weights = (*self.ignored_weights, *(self._causal._keys_to_ignore_on_load_unexpected or ()))
         self._step, self._head = Step(), _head_of(self._causal)
@@ -151,13 +152,22 @@ def _class_of(config: Mapping[str, Any]) -> tuple[str, Any]:
 
 def _build(made: Any, config: Mapping[str, Any], ctx: ModelContext, *, is_outline: bool) -> Any:
     """The model without weights, on the meta device."""
+    try:
+        return _built(made, config, ctx, is_outline=is_outline)
+    except Exception as error:  # of a config that transformers does not take, whatever it raises then
+        raise CheckpointError(
+            f"model=transformers: config.json makes no {made.__name__} ({class_and_text(error)}). Correct it"
+        ) from error
+
+
+def _built(made: Any, config: Mapping[str, Any], ctx: ModelContext, *, is_outline: bool) -> Any:
     own = made.config_class.from_dict(dict(config))
     own.output_router_logits = False
     words: dict[str, Any] = {"dtype": ctx.dtype, "attn_implementation": PAGED}
     if is_outline and made._can_set_experts_implementation():
         words["experts_implementation"] = "batched_mm"  # the one that knows shapes for every dtype
     with torch.device("meta"):
-        return made._from_config(own, **words).eval().requires_grad_(False)
+        return made._from_config(own, **words).eval()
 
 
 def _layers_of(name: str, causal: Any) -> Any:
