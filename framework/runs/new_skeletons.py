@@ -350,14 +350,14 @@ class _Plan:
         keys[self._slots], values[self._slots] = k, v
         out = torch.zeros_like(q)  # 0 for padding
         for row, start, count, length in self._spans:
-            where = self._where(row, length)
+            where = self._where(row, max(0, length - count + 1 - (spec.window or length)), length)
             mine = slice(start, start + count)
             out[mine] = self._attend(spec, q[mine].float(), keys[where].float(), values[where].float()).to(q.dtype)
         return out
 
-    def _where(self, row, length):
-        """[length] slots of the row's context."""
-        positions = torch.arange(length, device=self._table.device)
+    def _where(self, row, first, length):
+        """Slots of the row's context from position `first` on: blocks behind a window may be another row's by now."""
+        positions = torch.arange(first, length, device=self._table.device)
         return self._table[row, positions // self._block_size].long() * self._block_size + positions % self._block_size
 
     def _attend(self, spec, q, keys, values):
