@@ -70,14 +70,17 @@ class ExpertTiles:
 ANY = 1 << 62
 """`most` of tiles that serve any number of tokens."""
 _FEW = ExpertTiles(4, (RowTiles(2, 1024, warps=4, ahead=2), RowTiles(4, 256, warps=1, ahead=6)), ())
-_PAIRS_OF_AN_EXPERT = (8, 24, 64)
+_PAIRS_OF_AN_EXPERT = (12, 24, 48)
 """Pairs of an expert on average, up to which tiles have 16, 32 and 64 pairs."""
 _SOME = (
     (GroupTiles(16, 64, 128, 8, 3, 4, is_tall=True), GroupTiles(16, 128, 128, 8, 3, 4, is_tall=True)),
-    (GroupTiles(32, 64, 128, 8, 3, 4, is_tall=True), GroupTiles(32, 128, 128, 8, 3, 4, is_tall=True)),
-    (GroupTiles(64, 64, 64, 8, 4, 4, is_tall=True), GroupTiles(64, 128, 64, 8, 4, 4, is_tall=True)),
+    (GroupTiles(32, 64, 64, 8, 3, 4, is_tall=True), GroupTiles(32, 128, 64, 8, 5, 4, is_tall=True)),
+    (GroupTiles(64, 64, 64, 8, 3, 4, is_tall=True), GroupTiles(64, 128, 64, 8, 3, 4, is_tall=True)),
 )
-_MANY = (GroupTiles(128, 128, 64, 8, 3, 8, is_tall=False), GroupTiles(128, 256, 64, 8, 3, 8, is_tall=False))
+_MANY = (
+    GroupTiles(128, 128, 64, 8, 4, 8, is_tall=False, halves=True),
+    GroupTiles(128, 256, 64, 8, 4, 8, is_tall=False, halves=True),
+)
 _INVARIANT = _SOME[-1]
 _WIDE_VALUES = GroupTiles(32, 64, 32, 8, 2, 4, is_tall=False)
 

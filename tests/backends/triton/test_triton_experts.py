@@ -102,7 +102,7 @@ def test_biases_and_the_clamped_activation_equal_the_reference(device, tiles):
     close(ours(weights, Routing(2), tiles)(x, logits), ReferenceExperts(weights, Routing(2))(x, logits))
 
 
-@pytest.mark.parametrize("num_tokens", [1, 5, 33])
+@pytest.mark.parametrize("num_tokens", [1, 18])
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_choices_weights_and_counts_equal_the_reference(device, name, num_tokens):
     routing = on(ROUTINGS[name], device)
@@ -230,8 +230,8 @@ def test_tiles_are_enough_for_any_choice():
 
 def test_tiles_are_chosen_for_the_largest_size_at_or_above_the_tokens():
     tiles = choose_expert_tiles(torch.bfloat16, 128, 8, batch_invariant=False)
-    assert [one.most for one in tiles.grouped] == [128, 256, 1024, ANY]
-    assert [tiles.of(tokens).up.pairs for tokens in (5, 128, 129, 1024, 1025, 1 << 20)] == [16, 16, 32, 64, 128, 128]
+    assert [one.most for one in tiles.grouped] == [128, 256, 512, ANY]
+    assert [tiles.of(tokens).up.pairs for tokens in (5, 128, 129, 512, 513, 1 << 20)] == [16, 16, 32, 64, 128, 128]
     assert tiles.most_rows == 4
 
 
