@@ -42,6 +42,6 @@ def test_contract_suite_passes(plugin, device, monkeypatch):
         monkeypatch.setattr(attention_suite, "LATENT_CASES", few)
         monkeypatch.setattr(attention_suite, "PROMPT", 18)
         monkeypatch.setattr(attention_suite, "CHUNKS", (7,))
-        monkeypatch.setattr(attention_suite, "_RECORDED", ((20, 3, 17), (9, 30, 0)))
+        monkeypatch.setattr(attention_suite, "RECORDED", ((20, 3, 17), (9, 30, 0)))
         monkeypatch.setattr(attention_suite, "MIXED", ("two_tokens_over_a_block_border",))
     check_attention(plugin)

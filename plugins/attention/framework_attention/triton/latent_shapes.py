@@ -1,7 +1,7 @@
 """Tile shapes of latent attention: how much of which kernel a program computes.
 
 Chosen from dtype, heads and the memory of a multiprocessor, and with `batch_invariant` from nothing that a step
-changes. `latent` asks; measured with `benchmarks/latent_attention.py` on one H200.
+changes. `latent` asks.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-_LARGE = 170_000
-"""Bytes of a multiprocessor for two tiles of 64 latents of 576 in a short dtype, with 16 heads' queries, about."""
+_LARGE, _SMALL = 173_000, 95_000
+"""Bytes of a multiprocessor that the larger tiles of prompts take in a short dtype, and two tiles of 32 latents of 576
+with the queries of 16 heads, about."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class LatentShape:
     tile: int
     num_warps: int
     num_stages: int
-    programs_per_sm: int = 1
+    programs_per_sm: int = 2
     good_keys: int = 512
     min_keys: int = 64
 
@@ -42,14 +43,13 @@ class ProductShape:
 
 
 def latent_shape(dtype: torch.dtype, num_heads: int, width: int, shared_bytes: int) -> LatentShape:
-    """width: values of a key. Products of 64 keys are the widest that a multiprocessor has; where two such tiles do not
-    fit, or values take 4 bytes, tiles are smaller."""
-    members = 16 if num_heads <= 16 else 32
+    """width: values of a key. With 576 in a short dtype two programs fit a multiprocessor, each with two tiles on the
+    way. Tiles of 64 keys leave room for one program, which Triton makes wait for every tile."""
     if dtype is torch.float32:
-        return LatentShape(16, 16, 4, 1)
-    if shared_bytes < _LARGE or width > 576:
+        return LatentShape(16, 16, 8, 1)
+    if shared_bytes < _SMALL or width > 576:
         return LatentShape(16, 32, 4, 2)
-    return LatentShape(members, 64, 4 if members == 16 else 8, 2)
+    return LatentShape(16, 32, 4, 3) if num_heads <= 16 else LatentShape(32, 32, 8, 3)
 
 
 @dataclass(frozen=True)
