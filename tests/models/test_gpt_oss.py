@@ -50,12 +50,15 @@ def test_layers_alternate_between_window_and_all_where_the_config_does_not_say(t
     assert [(layer.group, layer.window) for layer in layers] == [("sliding", 5), ("full", None), ("sliding", 5)]
 
 
-def test_rotation_is_that_of_transformers_where_the_config_does_not_say():
+def test_rotation_and_windows_are_those_of_transformers_where_the_config_does_not_say():
     given = hf.GptOssConfig()
-    mine = GptOss.read_config({**json.loads(given.to_json_string(use_diff=False)), "rope_parameters": None})
+    config = json.loads(given.to_json_string(use_diff=False)) | {"rope_parameters": None, "layer_types": None}
+    del config["sliding_window"]
+    mine = GptOss.read_config(config)
     assert {**mine.rope.options, "rope_type": mine.rope.rope_type, "rope_theta": mine.rope.theta} == {
         **given.rope_parameters
     }
+    assert mine.windows[:2] == (128, None)
     assert mine.qkv_bias and mine.out_bias and mine.head_dim == 64
 
 

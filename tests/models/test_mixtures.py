@@ -95,6 +95,14 @@ def test_experts_moved_together_with_their_router_rows_change_nothing(family, tm
     torch.testing.assert_close(ours(build_model, tmp_path, target).logits(IDS), expected, atol=TOLERANCE, rtol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_a_window_in_use_that_the_config_leaves_out_is_the_familys(family, build_model):
+    target, _, _, sizes = FAMILIES[family]
+    source = DummySource(torch.float32, torch.device("cpu"), 0, tied=False)
+    layers = build_model(target, {**sizes, "use_sliding_window": True}, source).ctx.layers
+    assert layers[0].window == 4096
+
+
 class _InBfloat16:
     def __init__(self, plan):
         self.plan = plan

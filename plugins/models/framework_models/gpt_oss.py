@@ -38,6 +38,7 @@ class GptOss(Llama):
         head_dim=64,
         eps=1e-5,
         theta=_THETA,
+        window=128,
         slides=lambda config, layer: layer % 2 == 0,
     )
 

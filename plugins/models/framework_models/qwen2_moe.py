@@ -24,7 +24,7 @@ def slides_alternately(config: Mapping[str, Any], layer: int) -> bool:
 class Qwen2Moe(Llama):
     """Qwen2MoeForCausalLM."""
 
-    family: ClassVar[Family] = Family(knows=(*WINDOW_KEYS, "num_experts"), slides=slides_alternately)
+    family: ClassVar[Family] = Family(knows=(*WINDOW_KEYS, "num_experts"), window=4096, slides=slides_alternately)
 
     def __init__(self, config: Mapping[str, Any], ctx: ModelContext) -> None:
         normalizes = read_switch(config, "norm_topk_prob")

@@ -18,7 +18,9 @@ EXPERT_KEYS = ("num_experts", "num_local_experts")  # the same, as published and
 class Qwen3Moe(Qwen3):
     """Qwen3MoeForCausalLM."""
 
-    family: ClassVar[Family] = Family(knows=("attention_bias", "sliding_window", "use_sliding_window", *EXPERT_KEYS))
+    family: ClassVar[Family] = Family(
+        knows=("attention_bias", "sliding_window", "use_sliding_window", *EXPERT_KEYS), window=4096
+    )
 
     def __init__(self, config: Mapping[str, Any], ctx: ModelContext) -> None:
         normalizes = read_switch(config, "norm_topk_prob")
