@@ -13,7 +13,7 @@ from framework.interfaces import AttentionContext, LayerSpec
 from framework.testing.attention import LATENT_CASES, AttentionCase, BuiltCase, LatentSizes, build, reference
 from framework_attention import mla_torch
 from framework_attention.latent_rows import Widths, is_cheaper_expanded
-from framework_attention.mla_torch import MlaTorch
+from framework_attention.mla_torch import MlaTorch, SpanLatents
 
 # float64: rounding of sums over up to 300 keys. float32: the same in units of its own. The others round scores,
 # weights, absorbed queries and the result to 8 (bfloat16) or 11 (float16) bits.
@@ -127,13 +127,14 @@ def test_context_in_pieces_of_any_size_gives_the_same(
 ) -> None:
     built = step_of((51,), (37,), torch.float64)
     expands(monkeypatch, from_queries=ALWAYS)
+    monkeypatch.setattr(mla_torch, "_MIN_PIECE", 1)
     monkeypatch.setattr(mla_torch, "_MAX_EXPANDED", piece * HEADS * (SIZES.nope + SIZES.rope + SIZES.value))
     monkeypatch.setattr(mla_torch, "_MAX_SCORES", queries * HEADS * piece)
     torch.testing.assert_close(run(built), reference(built, built.case.scale), atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("of_prompt", (NEVER, ALWAYS), ids=("absorbed", "expanded"))
-def test_random_block_tables_change_nothing(of_prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_tables_change_nothing(of_prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
     expands(monkeypatch, from_queries=of_prompt)
     whole, tables, outs = step_of((0,), (64,), torch.float32), [], []
     for seed in range(4):
@@ -143,7 +144,38 @@ def test_random_block_tables_change_nothing(of_prompt: int, monkeypatch: pytest.
         tables.append(part.batch.block_table[0][part.batch.rows_np[0]].tolist())
         outs.append(run(part))
     assert len({tuple(table) for table in tables}) == 4
-    assert all(torch.equal(out, outs[0]) for out in outs)
+    torch.testing.assert_close(torch.stack(outs), outs[0].expand(4, -1, -1, -1), atol=1e-6, rtol=1e-6)
+
+
+def test_latents_that_lie_together_are_read_where_they_lie() -> None:
+    built = step_of((75,), (1,), torch.float64)
+    scattered = run(built)
+    built.batch.block_table[0][built.batch.rows_np[0], :10] = torch.arange(3, 13)
+    built.num_blocks = 13
+    built.past_slots = [torch.arange(24, 24 + 75)]
+    built.batch.slot_mapping[0][0] = 24 + 75
+    attention, kv = make_attention(built, 8)
+    fill(kv, built)
+    torch.testing.assert_close(forward(attention, built), scattered, atol=1e-12, rtol=0)
+    (product,) = product_of(attention, built)
+    assert product._latents(attention.layers[0]).data_ptr() == kv[3].data_ptr()
+
+
+def product_of(attention: MlaTorch, built: BuiltCase) -> list[SpanLatents]:
+    plan = attention.plan(built.batch, 0)
+    plan.forward_latent(0, built.q, built.k[:, 0], built.up)
+    (division,) = plan._divisions.values()
+    return division._together._products
+
+
+def test_decodes_are_cut_into_products_of_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = step_of((90, 5, 200, 7, 91), (1,) * 5, torch.float64)
+    expected = run(built)
+    monkeypatch.setattr(mla_torch, "_MAX_GATHERED_BYTES", 8 * (SIZES.rank + SIZES.rope) * 190)
+    attention, kv = make_attention(built, 8)
+    fill(kv, built)
+    torch.testing.assert_close(forward(attention, built), expected, atol=1e-12, rtol=0)
+    assert [product._shape[:2] for product in product_of(attention, built)] == [(1, 208), (2, 96), (2, 8)]
 
 
 def test_latents_are_written_to_their_slots_and_nowhere_else() -> None:

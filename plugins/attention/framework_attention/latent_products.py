@@ -38,27 +38,29 @@ def release(attended: Tensor, up: LatentUp) -> Tensor:
 class Absorbed:
     """Attention of absorbed queries over latents that every head reads: two products over the whole context.
 
-    latents  [n, L, rank + rope] memory that is filled before each call; positions without a token hold finite values
-    mask     [n, t, 1, L] float32, 0 where a query may read a latent and -inf elsewhere; no row is -inf throughout
+    mask  [n, t, 1, L] float32, 0 where a query may read a latent and -inf elsewhere; no row is -inf throughout
     """
 
-    def __init__(self, latents: Tensor, mask: Tensor, heads: int, rank: int, scratch: Scratch) -> None:
+    def __init__(self, mask: Tensor, dtype: torch.dtype, heads: int, rank: int, scratch: Scratch) -> None:
         requests, queries, _, length = mask.shape
-        self._keys, self._values, self._mask = latents.transpose(1, 2), latents[..., :rank], mask
+        self._mask, self._rank = mask, rank
         sizes = (requests, queries * heads, length)
-        self._scores = scratch.take("scores", latents.dtype, *sizes)
-        self._weights = scratch.take("scores", wide(latents.dtype), *sizes)
+        self._scores = scratch.take("scores", dtype, *sizes)
+        self._weights = scratch.take("scores", wide(dtype), *sizes)
         by_query = (requests, queries, heads, length)
         self._scores_by_query, self._weights_by_query = self._scores.view(by_query), self._weights.view(by_query)
 
-    def __call__(self, q: Tensor, scoring: Scoring) -> Tensor:
-        """[n * t, H, rank + rope] -> [n * t, H, rank]."""
-        torch.bmm(q.view(len(self._scores), -1, q.shape[-1]), self._keys, out=self._scores)
+    def __call__(self, q: Tensor, latents: Tensor, scoring: Scoring) -> Tensor:
+        """q [n * t, H, rank + rope] -> [n * t, H, rank].
+
+        latents  [n, L, rank + rope]; positions without a token hold finite values
+        """
+        torch.bmm(q.view(len(self._scores), -1, q.shape[-1]), latents.transpose(1, 2), out=self._scores)
         torch.add(self._mask, self._scores_by_query, alpha=scoring.scale, out=self._weights_by_query)
         torch.softmax(self._weights, dim=-1, out=self._weights)
         if self._scores.dtype != self._weights.dtype:
             self._scores.copy_(self._weights)
-        return torch.bmm(self._scores, self._values).view(*q.shape[:2], -1)
+        return torch.bmm(self._scores, latents[..., : self._rank]).view(*q.shape[:2], -1)
 
 
 class Partial(NamedTuple):

@@ -5,7 +5,8 @@ Arithmetic once a step, no KV touched. Called by `mla_torch`; the products thems
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from framework.batch import NULL_BLOCK, InputBatch
-
-Ints = NDArray[np.int64]
+from framework_attention.spans import Ints, Limits, Span, plan_spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,28 @@ class StepRows:
 
     def pick(self, rows: Ints) -> StepRows:
         """Some of the requests, their tokens side by side in their order."""
-        query_lens = self.query_lens[rows]
-        starts = np.cumsum(query_lens) - query_lens
-        return StepRows(starts, query_lens, self.seq_lens[rows], self.tables[rows])
+        only = self._only(rows)
+        return replace(only, starts=np.cumsum(only.query_lens) - only.query_lens)
+
+    def parts(self, most: int) -> Iterator[StepRows]:
+        """The requests in parts of one product or more each: decodes of about one length, up to `most` keys together
+        unless one alone has more, and behind them all those of several tokens."""
+        decodes = np.flatnonzero(self.query_lens == 1)
+        decodes = decodes[np.argsort(-self.seq_lens[decodes], kind="stable")]
+        while len(decodes):
+            count = max(1, most // int(self.seq_lens[decodes[0]]))
+            yield self._only(np.sort(decodes[:count]))
+            decodes = decodes[count:]
+        if len(others := np.flatnonzero(self.query_lens > 1)):
+            yield self._only(others)
+
+    def _only(self, rows: Ints) -> StepRows:
+        """Some of the requests, where they are."""
+        return StepRows(self.starts[rows], self.query_lens[rows], self.seq_lens[rows], self.tables[rows])
+
+    def spans(self, limits: Limits) -> list[Span]:
+        """Products that cover every token of these requests."""
+        return plan_spans(self.starts, self.query_lens, self.seq_lens, self.tables, limits)
 
     def tokens(self, rows: Ints) -> Ints:
         """Where the tokens of some requests stand in the batch, in the order of `pick`."""

@@ -31,10 +31,13 @@ from framework_attention.latent_products import (
 )
 from framework_attention.latent_rows import Ints, StepRows, Widths, is_cheaper_expanded
 from framework_attention.products import TILE, Scoring, Scratch, Shape, Tiled, row_padding
-from framework_attention.spans import Limits, Span, plan_spans
+from framework_attention.spans import Limits, Span
 
-_MAX_EXPANDED = 1 << 22
-"""Values of the keys and values that are expanded at a time, so that a long context needs no large memory."""
+_MAX_GATHERED_BYTES = 1 << 22
+"""Of one product over absorbed queries: what is gathered should still be in a cache when it is multiplied."""
+_MAX_EXPANDED, _MIN_PIECE = 1 << 21, 256
+"""Values of the keys and values that are expanded at a time, so that a long context needs no large memory, and tokens
+that are expanded at a time even if that takes more."""
 _MAX_SCORES = 1 << 19
 _MAX_ROWS = 256
 """Rows of one product of fixed bits: no number of rows is used that `row_padding` has not looked at."""
@@ -154,7 +157,8 @@ class Together:
     def __init__(self, owner: MlaTorch, rows: StepRows, widths: Widths, bound: BoundLatents) -> None:
         self._widths = widths
         limits = Limits(owner.ctx.block_size, owner.granule, widths.heads, None)
-        spans = plan_spans(rows.starts, rows.query_lens, rows.seq_lens, rows.tables, limits)
+        most = _MAX_GATHERED_BYTES // (widths.kept * bound.kv.element_size())
+        spans = [span for part in rows.parts(most) for span in part.spans(limits)]
         self._products = [SpanLatents(owner, span, widths, bound) for span in spans]
         order = np.concatenate([span.tokens for span in spans])
         is_batch_order = bool((order == np.arange(len(order))).all())
@@ -200,27 +204,38 @@ class FixedTogether(Together):
 
 
 class SpanLatents:
-    """One span's gather and product, in scratch memory: built once a step, called once a layer of one shape."""
+    """One span's product over latents, gathered or where they lie: built once a step, called once a layer."""
 
     def __init__(self, owner: MlaTorch, span: Span, widths: Widths, bound: BoundLatents) -> None:
         self.num_tokens, self._rank = len(span.tokens), widths.rank
         requests, columns = span.blocks.shape
-        length = columns * owner.ctx.block_size
-        self._rows = span.blocks.flatten()
-        self._gathered = owner.scratch.take("latents", bound.kv.dtype, len(self._rows), bound.blocks.shape[1])
-        latents = self._gathered.view(requests, length, widths.kept)
+        self._shape = (requests, columns * owner.ctx.block_size, widths.kept)
+        self._rows, self._first = span.blocks.flatten(), int(span.blocks[0, 0]) * owner.ctx.block_size
+        is_fixed = owner.ctx.batch_invariant
+        self._lies_together = not is_fixed and requests == 1 and bool((self._rows.diff() == 1).all())
+        if not self._lies_together:
+            self._gathered = owner.scratch.take("latents", bound.kv.dtype, len(self._rows), bound.blocks.shape[1])
         self._attend: Absorbed | Tiled
-        if owner.ctx.batch_invariant:
+        if is_fixed:
             pad = row_padding(bound.kv.dtype, widths.kept, owner.granule)
-            shape = Shape(1, requests, span.num_queries, widths.heads, widths.kept)
+            shape, latents = Shape(1, requests, span.num_queries, widths.heads, widths.kept), self._latents(bound)
             self._attend = Tiled(shape, latents, latents, span.mask, owner.scratch, tile=owner.granule, pad=pad)
         else:
-            self._attend = Absorbed(latents, span.mask, widths.heads, widths.rank, owner.scratch)
+            self._attend = Absorbed(span.mask, bound.kv.dtype, widths.heads, widths.rank, owner.scratch)
 
     def __call__(self, bound: BoundLatents, q: Tensor) -> Tensor:
         """[n * t, H, rank + rope] -> [n * t, H, rank]."""
-        torch.index_select(bound.blocks, 0, self._rows, out=self._gathered)
+        latents = self._latents(bound)
+        if isinstance(self._attend, Absorbed):
+            return self._attend(q, latents, bound.scoring)
         return self._attend(q, bound.scoring)[..., : self._rank]
+
+    def _latents(self, bound: BoundLatents) -> Tensor:
+        """[n, L, rank + rope] of this layer."""
+        if self._lies_together:
+            return bound.slots[self._first : self._first + self._shape[1]].unsqueeze(0)
+        torch.index_select(bound.blocks, 0, self._rows, out=self._gathered)
+        return self._gathered.view(self._shape)
 
 
 class Alone:
@@ -232,7 +247,7 @@ class Alone:
         context = int(rows.seq_lens[row]) - self._count
         block_size = owner.ctx.block_size
         most = _MAX_EXPANDED // (widths.heads * (widths.key + widths.value))
-        self._step = max(1, most // block_size) * block_size
+        self._step = max(1, max(most, _MIN_PIECE) // block_size) * block_size
         self._pieces = [_Piece.of(rows.tables[row], begin, end, block_size) for begin, end in cut(context, self._step)]
         self._queries = max(1, _MAX_SCORES // (widths.heads * self._step))
 
