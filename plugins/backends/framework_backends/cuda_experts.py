@@ -8,6 +8,7 @@ alone, and nothing is read back. The kernels are in `triton`, the reference is `
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
@@ -30,8 +31,8 @@ _SUMMED_COLUMNS = 2048
 class GroupTiles:
     """How `grouped_kernel` shares out a product: pairs, outputs and columns of a tile, blocks of outputs side by side,
     pieces on the way at a time, warps; whether the weight is the tall operand of the matrix units, and
-    whether it is read through a descriptor, where the device has them; whether tiles that are half empty are computed
-    as half of one."""
+    it is read through a descriptor, where the device has them; whether tiles that are half empty are computed as half
+    of one; whether gates and ups are one product, of twice as many outputs."""
 
     pairs: int
     outputs: int
@@ -42,6 +43,7 @@ class GroupTiles:
     is_tall: bool
     described: bool = False
     halves: bool = False
+    joined: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class CudaExperts:
         own = torch.zeros(num_experts + 1, dtype=torch.int32, device=device)
         self._counters = Counters(self.counts, own)
         self._route = route_words(routing, num_experts)
-        self._sources: dict[tuple[GroupTiles, bool], Expert] = {}
+        self._sources: dict[tuple[GroupTiles, bool], tuple[Any, Tensor | None]] = {}
 
     def __call__(self, x: Tensor, logits: Tensor, num_tokens: Tensor | None = None) -> Tensor:
         """As `interfaces.Experts`."""
@@ -200,23 +202,26 @@ class CudaExperts:
         columns, outputs = (size, width) if gated else (width, size)
         blocks = triton.cdiv(outputs, tiles.outputs)
         y = torch.empty(count * k, outputs, dtype=x.dtype, device=x.device)
-        grouped_kernel[(len(by_expert.tiles) * blocks,)](
-            x, x.stride(0), self._source(tiles, gated), by_expert, y, count, self._limit if gated else None,
+        most = len(by_expert.tiles)
+        grouped_kernel[(most * blocks,)](
+            x, x.stride(0), *self._source(tiles, gated), by_expert, most, y, count, self._limit if gated else None,
             N=outputs, K=columns, CHOICES=k, BM=tiles.pairs, BN=tiles.outputs, BK=tiles.columns, WIDTH=tiles.width,
-            STAGES=tiles.stages, TALL=tiles.is_tall, GATED=gated, DESCRIBED=self._describes(tiles),
-            HALVES=tiles.halves, DOT_F32=x.dtype == torch.float32 or is_interpreted(), num_warps=tiles.warps, **words,
+            STAGES=tiles.stages, TALL=tiles.is_tall, GATED=gated, JOINED=gated and tiles.joined,
+            DESCRIBED=self._describes(tiles), HALVES=tiles.halves, num_warps=tiles.warps,
+            DOT_F32=x.dtype == torch.float32 or is_interpreted(), **words,
         )  # fmt: skip
         return y
 
-    def _source(self, tiles: GroupTiles, gated: bool) -> Expert:
-        """The weight as the kernel reads it; its descriptors are made once."""
+    def _source(self, tiles: GroupTiles, gated: bool) -> tuple[Any, Tensor | None]:
+        """(weight as the kernel reads it, bias); descriptors are made once."""
         key = (tiles, gated)
         if key not in self._sources:
             weights = self._weights
             weight, bias = (weights.gate_up, weights.gate_up_bias) if gated else (weights.down, weights.down_bias)
+            read = weight
             if self._describes(tiles):
-                weight = described(weight, tiles, weights.down.shape[2 if gated else 1])
-            self._sources[key] = Expert(weight, bias)
+                read = described(weight, tiles, weights.down.shape[2 if gated else 1], gated and tiles.joined)
+            self._sources[key] = read, bias
         return self._sources[key]
 
     def _describes(self, tiles: GroupTiles) -> bool:
@@ -255,10 +260,10 @@ def contiguous(weights: ExpertWeights) -> ExpertWeights:
     return replace(weights, **{name: one.contiguous() for name, one in tensors.items() if one is not None})
 
 
-def described(weight: Tensor, tiles: GroupTiles, width: int) -> TensorDescriptor:
-    """weight as matrices of `width` rows, in blocks of a tile's outputs and columns."""
+def described(weight: Tensor, tiles: GroupTiles, width: int, is_joined: bool) -> TensorDescriptor:
+    """weight as matrices of `width` rows, in blocks of a tile's outputs and columns, of two of them if it is joined."""
     matrices = weight.view(-1, width, weight.shape[2])
-    block = [1, tiles.outputs, tiles.columns]
+    block = [2 if is_joined else 1, tiles.outputs, tiles.columns]
     return TensorDescriptor(matrices, list(matrices.shape), list(matrices.stride()), block)
 
 

@@ -38,6 +38,10 @@ SMALL = {
         0, None, (Grouped(ANY, replace(TALL, described=True), replace(TALL, described=True, is_tall=False)),)
     ),
 }
+JOINED = replace(FLAT, pairs=16, joined=True)
+SMALL["joined"] = ExpertTiles(
+    0, None, (Grouped(2, JOINED, JOINED), Grouped(ANY, replace(JOINED, described=True), FLAT))
+)
 PLAIN = SMALL["narrow"]
 ROUTINGS = {
     "mixtral": Routing(2, normalizes=True),

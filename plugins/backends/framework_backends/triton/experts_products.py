@@ -20,8 +20,7 @@ from framework_backends.triton.products import rounded
 
 
 class Expert(NamedTuple):
-    """weight, matrices [N, K]: one an expert, or two, the gates' and then the ups', or a descriptor of them in blocks
-    [1, BN, BK]; bias [N] of each, or None."""
+    """weight, matrices [N, K]: one an expert, or two, the gates' and then the ups'; bias [N] of each, or None."""
 
     weight: Any
     bias: Any
@@ -44,11 +43,29 @@ def activated(gate, up, limit):
 
 
 @triton.jit
-def weight_pointers(expert, matrix, first, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def weight_pointers(weight, matrix, first, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """[BN, BK] pointers to the first columns of a matrix [N, K], from row `first` on. Rows beyond the end are read as
     the last one, and never stored."""
     row = tl.minimum(first + tl.arange(0, BN), N - 1)
-    return expert.weight + matrix.to(tl.int64) * (N * K) + (row * K)[:, None] + tl.arange(0, BK)[None, :]
+    return weight + matrix.to(tl.int64) * (N * K) + (row * K)[:, None] + tl.arange(0, BK)[None, :]
+
+
+@triton.jit
+def joined_pointers(weight, matrix, first, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """As `weight_pointers`, [2 BN, BK]: rows of a matrix and of the next one in turn."""
+    r = tl.arange(0, 2 * BN)
+    row = tl.minimum(first + r // 2, N - 1) + (r % 2) * N
+    return weight + matrix.to(tl.int64) * (N * K) + (row * K)[:, None] + tl.arange(0, BK)[None, :]
+
+
+@triton.jit
+def parted(total, BM: tl.constexpr, BN: tl.constexpr, DESCRIBED: tl.constexpr):
+    """(gates, ups), [BM, BN] each, of [BM, 2 BN]: behind each other where a descriptor read the weight, else in turn,
+    which a thread has side by side."""
+    if DESCRIBED:
+        return tl.split(tl.permute(tl.reshape(total, (BM, 2, BN)), (0, 2, 1)))
+    else:
+        return tl.split(tl.reshape(total, (BM, BN, 2)))
 
 
 @triton.jit
@@ -62,11 +79,11 @@ def row_pieces(pointers, low, K: tl.constexpr, BK: tl.constexpr):
 
 @triton.jit
 def weight_block(
-    expert, pointers, matrix, first, low, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DESCRIBED: tl.constexpr
+    weight, pointers, matrix, first, low, K: tl.constexpr, ROWS: tl.constexpr, BK: tl.constexpr, DESCRIBED: tl.constexpr
 ):
-    """[BN, BK] of a matrix at columns from `low` on, 0 from K on."""
+    """[ROWS, BK] of a matrix, or two, at columns from `low` on, 0 from K on."""
     if DESCRIBED:
-        return tl.reshape(expert.weight.load([matrix, first, low]), (BN, BK))
+        return tl.reshape(weight.load([matrix, first, low]), (ROWS, BK))
     else:
         return row_pieces(pointers, low, K, BK)
 
@@ -85,25 +102,22 @@ def plus_product(x, weight, total, TALL: tl.constexpr, DOT_F32: tl.constexpr):
 
 
 @triton.jit
-def settled(total, expert, matrix, n, N: tl.constexpr, TALL: tl.constexpr, y):
+def settled(total, bias, matrix, n, N: tl.constexpr, TALL: tl.constexpr, y):
     """[BM, BN] float32 of a finished product: with bias, and rounded to the dtype of y."""
     value = tl.trans(total) if TALL else total
-    if expert.bias is not None:
-        value += tl.load(expert.bias + matrix * N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+    if bias is not None:
+        value += tl.load(bias + matrix * N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
     return rounded(value, y)
 
 
 @triton.jit
 def tile_product(
-    x, stride, expert, by_expert, y, T, limit, tile, first, N: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
-    TALL: tl.constexpr, GATED: tl.constexpr, DESCRIBED: tl.constexpr, DOT_F32: tl.constexpr,
+    x, stride, weight, bias, by_expert, y, T, limit, record, first, N: tl.constexpr, K: tl.constexpr,
+    CHOICES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+    TALL: tl.constexpr, GATED: tl.constexpr, JOINED: tl.constexpr, DESCRIBED: tl.constexpr, DOT_F32: tl.constexpr,
 ):  # fmt: skip
-    """Outputs [BM, BN] from `first` on of the pairs of a tile, as `grouped_kernel`."""
-    index = tl.load(tile)
-    begin = tl.load(tile + 1)
-    count = tl.load(tile + 2)
-    place = tl.load(tile + 3)
+    """Outputs [BM, BN] from `first` on of the pairs of a tile, whose record is as in `Sorted`; as `grouped_kernel`."""
+    index, begin, count, place = record
     m = tl.arange(0, BM)
     # Rows beyond the tile are read as its first one, and never stored.
     own = tl.where(m < count, m, 0)
@@ -111,64 +125,82 @@ def tile_product(
     source = pair // CHOICES if GATED else place + own
     target = place + m if GATED else pair
     xs = x + source.to(tl.int64)[:, None] * stride + tl.arange(0, BK)[None, :]
-    gates = None
-    ups = None
     matrix = index * 2 if GATED else index
-    if not DESCRIBED:
-        gates = weight_pointers(expert, matrix, first, N, K, BN, BK)
-        if GATED:
-            ups = weight_pointers(expert, matrix + 1, first, N, K, BN, BK)
-    gate = tl.zeros((BN, BM) if TALL else (BM, BN), tl.float32)
-    up = tl.zeros((BN, BM) if TALL else (BM, BN), tl.float32)
-    for low in tl.range(0, K, BK, num_stages=STAGES):
-        piece = row_pieces(xs, low, K, BK)
-        weight = weight_block(expert, gates, matrix, first, low, K, BN, BK, DESCRIBED)
-        gate = plus_product(piece, weight, gate, TALL, DOT_F32)
-        if GATED:
-            weight = weight_block(expert, ups, matrix + 1, first, low, K, BN, BK, DESCRIBED)
-            up = plus_product(piece, weight, up, TALL, DOT_F32)
     n = first + tl.arange(0, BN)
-    value = settled(gate, expert, matrix, n, N, TALL, y)
+    if JOINED:
+        both = None
+        if not DESCRIBED:
+            both = joined_pointers(weight, matrix, first, N, K, BN, BK)
+        total = tl.zeros((BM, 2 * BN), tl.float32)
+        for low in tl.range(0, K, BK, num_stages=STAGES):
+            piece = row_pieces(xs, low, K, BK)
+            block = weight_block(weight, both, matrix, first, low, K, 2 * BN, BK, DESCRIBED)
+            total = plus_product(piece, block, total, False, DOT_F32)
+        gate, up = parted(total, BM, BN, DESCRIBED)
+    else:
+        gates = None
+        ups = None
+        if not DESCRIBED:
+            gates = weight_pointers(weight, matrix, first, N, K, BN, BK)
+            if GATED:
+                ups = weight_pointers(weight, matrix + 1, first, N, K, BN, BK)
+        gate = tl.zeros((BN, BM) if TALL else (BM, BN), tl.float32)
+        up = tl.zeros((BN, BM) if TALL else (BM, BN), tl.float32)
+        for low in tl.range(0, K, BK, num_stages=STAGES):
+            piece = row_pieces(xs, low, K, BK)
+            block = weight_block(weight, gates, matrix, first, low, K, BN, BK, DESCRIBED)
+            gate = plus_product(piece, block, gate, TALL, DOT_F32)
+            if GATED:
+                block = weight_block(weight, ups, matrix + 1, first, low, K, BN, BK, DESCRIBED)
+                up = plus_product(piece, block, up, TALL, DOT_F32)
+    value = settled(gate, bias, matrix, n, N, TALL, y)
     if GATED:
-        value = activated(value, settled(up, expert, matrix + 1, n, N, TALL, y), limit)
+        value = activated(value, settled(up, bias, matrix + 1, n, N, TALL, y), limit)
     tl.store(y + target.to(tl.int64)[:, None] * N + n[None, :], value, mask=(m < count)[:, None] & (n < N)[None, :])
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["most", "T"])
 def grouped_kernel(
-    x, stride, expert, by_expert, y, T, limit, N: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr,
+    x, stride, weight, bias, by_expert, most, y, T, limit, N: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
-    TALL: tl.constexpr, GATED: tl.constexpr, DESCRIBED: tl.constexpr, HALVES: tl.constexpr,
+    TALL: tl.constexpr, GATED: tl.constexpr, JOINED: tl.constexpr, DESCRIBED: tl.constexpr, HALVES: tl.constexpr,
     DOT_F32: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (most tiles * blocks of BN outputs,).
+    """Grid (most * blocks of BN outputs,), most: tiles that there may be.
 
     GATED: x [T, K] -> y [pairs, N], activated, by place among the pairs of all experts. Else x [pairs, K] by that place
     -> y [T * CHOICES, N] by pair. WIDTH blocks of outputs go side by side over all tiles before the next ones, so that
     both operands stay in cache. HALVES: a tile that is half empty is computed as one of BM / 2 pairs. Programs beyond
     the tiles that there are end at once.
+
+    weight  matrices [N, K], one an expert, GATED two, the gates' and then the ups'. DESCRIBED: a descriptor of them in
+            blocks [1, BN, BK], JOINED [2, BN, BK]; an argument of its own, since in a tuple launches do not find it
+    bias    [N] of each, or None
+    JOINED  of GATED, not TALL: both are one product of 2 BN outputs
     """
     let_next_begin(DEPENDENT)
     BLOCKS: tl.constexpr = (N + BN - 1) // BN
     wait_for_previous(DEPENDENT)
-    num_tiles = tl.load(by_expert.count)
     program = tl.program_id(0)
-    if program >= num_tiles * BLOCKS:
-        return
-    group = program // (num_tiles * WIDTH)
+    group = program // (most * WIDTH)
     width = tl.minimum(BLOCKS - group * WIDTH, WIDTH)
-    within = program - group * (num_tiles * WIDTH)
-    tile = by_expert.tiles + (within // width) * 4
+    within = program - group * (most * WIDTH)
+    tile = within // width
     first = (group * WIDTH + within % width) * BN
-    if HALVES and tl.load(tile + 2) <= BM // 2:
+    # Asked for before it is known whether there is such a tile: each wait in a row is a part of a short program's time.
+    at = by_expert.tiles + tile * 4
+    record = (tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3))
+    if tile >= tl.load(by_expert.count):
+        return
+    if HALVES and record[2] <= BM // 2:
         tile_product(
-            x, stride, expert, by_expert, y, T, limit, tile, first, N, K, CHOICES, BM // 2, BN, BK, STAGES,
-            TALL, GATED, DESCRIBED, DOT_F32,
+            x, stride, weight, bias, by_expert, y, T, limit, record, first, N, K, CHOICES, BM // 2, BN, BK, STAGES,
+            TALL, GATED, JOINED, DESCRIBED, DOT_F32,
         )  # fmt: skip
     else:
         tile_product(
-            x, stride, expert, by_expert, y, T, limit, tile, first, N, K, CHOICES, BM, BN, BK, STAGES,
-            TALL, GATED, DESCRIBED, DOT_F32,
+            x, stride, weight, bias, by_expert, y, T, limit, record, first, N, K, CHOICES, BM, BN, BK, STAGES,
+            TALL, GATED, JOINED, DESCRIBED, DOT_F32,
         )  # fmt: skip
 
 
