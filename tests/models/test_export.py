@@ -1,10 +1,12 @@
 """A step of a tiny model goes through torch.export: no value is read on the host, no branch depends on one."""
 
+import pytest
 import torch
 
 from framework.interfaces import ForwardContext
 from framework_loaders.dummy import DummySource
 from framework_models.qwen3 import Qwen3
+from framework_models.qwen3_moe import Qwen3Moe
 
 CONFIG = {
     "vocab_size": 32,
@@ -16,6 +18,7 @@ CONFIG = {
     "head_dim": 8,
     "max_position_embeddings": 64,
 }
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "mlp_only_layers": [0]}
 
 
 class Step(torch.nn.Module):
@@ -28,8 +31,9 @@ class Step(torch.nn.Module):
         return self.model.compute_logits(hidden.index_select(0, rows))
 
 
-def test_a_step_exports_for_any_number_of_tokens(build_model):
-    step = Step(build_model(Qwen3, CONFIG, DummySource(torch.float32, torch.device("cpu"), 3, tied=False)))
+@pytest.mark.parametrize(("target", "config"), [(Qwen3, CONFIG), (Qwen3Moe, CONFIG | EXPERTS)], ids=["dense", "sparse"])
+def test_a_step_exports_for_any_number_of_tokens(target, config, build_model):
+    step = Step(build_model(target, config, DummySource(torch.float32, torch.device("cpu"), 3, tied=False)))
     tokens = torch.export.Dim("tokens", min=2, max=64)
     example = (torch.arange(5), torch.arange(5), torch.tensor([4, 2]))
     program = torch.export.export(step, example, dynamic_shapes=({0: tokens}, {0: tokens}, None))
