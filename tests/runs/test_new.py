@@ -80,7 +80,7 @@ def test_nothing_is_overwritten(typed_here, tmp_path):
         (None, "new needs to know what, as in new stage/my_stage. Kinds: stage, policy"),
         ("stage", "new needs to know what"),
         ("stge/x", r"target=stge/x: there is no kind 'stge'. Did you mean 'stage'\?"),
-        ("model/mine", "target=model/mine: components of kind model have no skeleton. Kinds: stage"),
+        ("loader/mine", "target=loader/mine: components of kind loader have no skeleton. Kinds: stage"),
         ("stage/My-Stage", "'My-Stage' is no name of a package. Use small letters, digits and _"),
         ("stage/lambda", "'lambda' is no name of a package"),
         ("stage/min_p", "framework has a component of that name. Choose another"),
