@@ -44,12 +44,13 @@ def test_items_cover_the_keys_of_each_decode_in_order(step, lens, window, progra
     assert window is not None or (len(used) > len(lens)) == is_cut
 
 
-def test_no_lengths_give_more_items_than_were_announced(step):
+@pytest.mark.parametrize("window", (None, 1, 100))
+def test_no_lengths_give_more_items_than_were_announced(step, window):
     rng = np.random.default_rng(0)
     for _ in range(12):
         lens = tuple(int(n) for n in np.exp(rng.uniform(0, 7.5, rng.integers(1, 30))))
         words = {"programs_per_sm": int(rng.integers(1, 60)), "tile": 16, "min_keys": 16, "good_keys": 128}
-        attention, items, _, _ = listed(step, lens, **words)
+        attention, items, _, _ = listed(step, lens, window=window, **words)
         bound = attention.max_items(np.full(len(lens), 4096))
         used = int((items[:, 0] > 0).sum())
         assert used == sum(items[items[:, 2] == row, 0].max() for row in range(len(lens))) <= bound
@@ -77,6 +78,15 @@ def test_steps_of_decodes_get_the_same_shapes_whatever_their_lengths_are(step):
         shapes.add(one.plan()._items.shape)
     assert len(shapes) == 1
     assert torch.Size((1, 8)) not in shapes
+
+
+def test_a_window_bounds_what_a_captured_step_launches(step):
+    words = {"num_heads": 2, "num_kv_heads": 2}
+    long = np.full(1, 4096)
+    whole = step(AttentionCase("rows", (3,), (1,), **words)).attention
+    windowed = step(AttentionCase("rows", (3,), (1,), window=128, **words)).attention
+    assert windowed.max_items(long) == -(-(128 + windowed.decode.tile) // windowed.decode.min_keys) == 3
+    assert whole.max_items(long) == 1 + whole.programs(long) // 2 > 3
 
 
 def test_few_rows_of_bounded_lengths_launch_fewer_programs(step, monkeypatch):

@@ -124,15 +124,20 @@ class TritonAttention:
         self.whole = WholePrompt(self._ctx, layers)
         self.arrived = torch.zeros(most, self._kv_heads, dtype=torch.int32, device=kv[0].device)
 
+    def read_keys(self, max_lens: Any) -> Any:
+        """Most keys that decodes of at most max_lens [n] keys read: under a window its own and those of a tile more."""
+        return max_lens if self._window is None else np.minimum(max_lens, self._window + self.decode.tile)
+
     def programs(self, max_lens: Any) -> int:
         """How many programs decodes of at most max_lens [n] keys are cut for."""
         num_sms, shape = _num_multiprocessors(self._device), self.decode
-        is_few = len(max_lens) * self._kv_heads <= num_sms and max_lens.max(initial=0) <= shape.short_keys
+        longest = self.read_keys(max_lens).max(initial=0)
+        is_few = len(max_lens) * self._kv_heads <= num_sms and longest <= shape.short_keys
         return num_sms * (min(shape.few_per_sm, shape.programs_per_sm) if is_few else shape.programs_per_sm)
 
     def max_items(self, max_lens: Any) -> int:
         """Most items that decodes of at most max_lens [n] keys give, as `items_kernel` cuts them."""
-        by_keys = int(np.maximum(-(-max_lens // self.decode.min_keys), 1).sum())
+        by_keys = int(np.maximum(-(-self.read_keys(max_lens) // self.decode.min_keys), 1).sum())
         return min(len(max_lens) + -(-self.programs(max_lens) // self._kv_heads), by_keys)
 
     def prompt(self, num_keys: int) -> PromptShape:
