@@ -17,6 +17,7 @@ from framework import step_ops
 from framework.batch import StepOutput
 from framework.interfaces import Backend, BackendContext, KVSpec
 from framework.layers import ops
+from framework.testing import backend_experts
 from framework.testing.checking import Skipped, assert_all
 
 NUM_BLOCKS = 9
@@ -204,6 +205,7 @@ CHECKS = (
     check_products,
     check_products_of_any_batch_are_equal,
     check_layer_functions,
+    *backend_experts.CHECKS,
     check_rows_and_spans_are_written,
     check_steps_are_submitted,
     check_memory_for_kv_is_counted,
