@@ -6,10 +6,20 @@ too where it takes them (`interfaces.TakesProjections`); this module never sees 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from framework.interfaces import ForwardContext, HeadNorms, Linear, ModelContext, Rotation, TakesProjections
+from framework.interfaces import (
+    ForwardContext,
+    HeadNorms,
+    Linear,
+    ModelContext,
+    Rotation,
+    TakesLatentProjections,
+    TakesProjections,
+)
 from framework.layers.head_order import reorder_heads
 from framework.layers.linear import NormedLinear, load_linear
 from framework.layers.norm import Factor, Norm, RMSNorm
@@ -42,13 +52,21 @@ class ForwardPass:
     def __init__(self, positions: Tensor, ctx: ForwardContext) -> None:
         self.positions, self.ctx = positions, ctx
         self._turns: dict[int, Turn] = {}
-        self._takes_projections: dict[int, TakesProjections | None] = {}  # by id of the plan: asking costs more
+        self._takes_projections: dict[int, Any] = {}  # by id of the plan: asking costs more
 
     def takes_projections(self, layer: int) -> TakesProjections | None:
         """The plan of this layer when it normalises and rotates by itself, else None."""
+        return self._if_it_is(TakesProjections, layer)
+
+    def takes_latent_projections(self, layer: int) -> TakesLatentProjections | None:
+        """The same of a latent layer."""
+        return self._if_it_is(TakesLatentProjections, layer)
+
+    def _if_it_is(self, protocol: type, layer: int) -> Any:
+        """The layer's plan, or None; a group's layers are of one kind."""
         plan = self.ctx.plans[layer]
         if id(plan) not in self._takes_projections:
-            self._takes_projections[id(plan)] = plan if isinstance(plan, TakesProjections) else None
+            self._takes_projections[id(plan)] = plan if isinstance(plan, protocol) else None
         return self._takes_projections[id(plan)]
 
     def turn(self, rotary: Rotary) -> Turn:

@@ -1,7 +1,8 @@
 """The projections around latent attention: low-rank queries, one shared latent and rotated key a token, output.
 
-Attention itself, and whether it expands latents or absorbs what expands them, is the plan's (`interfaces.LatentPlan`).
-This module never sees a KV cache; models with multi-head latent attention put it in the place of `layers.attention`.
+Attention itself, and whether it expands latents or absorbs what expands them, is the plan's (`interfaces.LatentPlan`),
+and the norm of latents and the rotation are too where it takes them (`interfaces.TakesLatentProjections`). This module
+never sees a KV cache; models with multi-head latent attention put it in the place of `layers.attention`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, cat
 
-from framework.interfaces import LatentUp, Linear, ModelContext
+from framework.interfaces import LatentNorm, LatentUp, Linear, ModelContext
 from framework.layers.attention import ForwardPass
 from framework.layers.head_order import half_split_order, reorder_heads
 from framework.layers.linear import NormedLinear, load_linear, stack_rows
@@ -62,8 +63,8 @@ class LatentAttention:
     """
 
     __slots__ = (
-        "_down", "_latent_norm", "_out", "_query_norm", "_query_up", "_rotary", "_rotate", "_sizes", "_widths", "index",
-        "up",
+        "_down", "_inner_norm", "_latent_norm", "_out", "_query_norm", "_query_up", "_rotary", "_rotate", "_sizes",
+        "_widths", "index", "up",
     )  # fmt: skip
 
     def __init__(
@@ -79,9 +80,10 @@ class LatentAttention:
             weight = ctx.weights.take(f"{prefix}.q_b_proj.weight", (s.num_heads * s.key_dim, s.query_rank))
             self._query_up = ctx.backend.pack_linear(reorder_heads(weight, _behind(s.nope_dim, order)))
         self._latent_norm = RMSNorm(ctx, f"{prefix}.kv_a_layernorm", s.rank, INNER_EPS)
+        self._inner_norm = LatentNorm(self._latent_norm.weight, INNER_EPS)
         self.up = _load_up(ctx, f"{prefix}.kv_b_proj.weight", s)
         self._out = load_linear(ctx, [(f"{prefix}.o_proj", s.hidden_size)], s.num_heads * s.value_dim, bias=bias)
-        self._widths = [s.query_rank or s.num_heads * s.key_dim, s.rank, s.rope_dim]
+        self._widths = [s.query_rank or s.num_heads * s.key_dim, s.rank + s.rope_dim]
         self._rotary, self._rotate = rotary, ctx.backend.layer_ops.rotate
         self.index = ctx.add_layer("latent", s.num_heads, 1, s.rank + s.rope_dim, scale, value_dim=s.rank)
 
@@ -91,23 +93,27 @@ class LatentAttention:
         """(block of norm(x + residual), x + residual), both [T, hidden_size], or [L, hidden_size] of the tokens that
         are wanted; the arguments' memory may be reused."""
         projected, residual = self._down.after_norm(x, residual, norm)
-        q, latent, key = projected.split(self._widths, dim=1)
-        turn = step.turn(self._rotary).cos_sin
-        key = self._rotate(key.unsqueeze(1), *turn).squeeze(1)
-        latent = cat((self._latent_norm(latent), key), dim=1)
-        attended = step.ctx.plans[self.index].forward_latent(self.index, self._queries(q, turn), latent, self.up)
+        q, latent = projected.split(self._widths, dim=1)
+        attended = self._attend(q, latent, step)
         if wanted is not None:
             attended, residual = attended.index_select(0, wanted), residual.index_select(0, wanted)
         return self._out(attended.flatten(1)), residual
 
-    def _queries(self, q: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-        """[T, query_rank] or [T, num_heads * key_dim] -> [T, num_heads, key_dim], rotated in the product's memory."""
+    def _attend(self, q: Tensor, latent: Tensor, step: ForwardPass) -> Tensor:
+        """[T, num_heads, value_dim] of what the first product gives."""
         if self._query_norm is not None and self._query_up is not None:
             q = self._query_up(self._query_norm(q))
         q = q.view(-1, self._sizes.num_heads, self._sizes.key_dim)
-        rotated = q[..., self._sizes.nope_dim :]
-        rotated.copy_(self._rotate(rotated, *turn))
-        return q
+        turn, fused = step.turn(self._rotary), step.takes_latent_projections(self.index)
+        if fused is not None:
+            return fused.forward_latent_projections(self.index, q, latent, turn.rotation, self._inner_norm, self.up)
+        rotated = q[..., self._sizes.nope_dim :]  # in the memory of the product, which is ours
+        rotated.copy_(self._rotate(rotated, *turn.cos_sin))
+        latent, key = latent.split((self._sizes.rank, self._sizes.rope_dim), dim=1)
+        key = self._rotate(key.unsqueeze(1), *turn.cos_sin).squeeze(1)
+        latent = cat((self._latent_norm(latent), key), dim=1)
+        attended: Tensor = step.ctx.plans[self.index].forward_latent(self.index, q, latent, self.up)
+        return attended
 
 
 def _behind(first: int, order: Sequence[int]) -> list[int]:

@@ -7,6 +7,7 @@ import torch
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
 
 from framework.errors import CheckpointError
+from framework.layers import ops
 from framework.layers.latent import attention_scale
 from framework.layers.moe import SparseMLP
 from framework_loaders.dummy import DummySource
@@ -69,11 +70,11 @@ def saved(folder, name, edits):
     return model
 
 
-def ours(build_model, folder, name, **edits):
+def ours(build_model, folder, name, dtype=torch.float32):
     loader = SafetensorsLoader({})
     checkpoint = loader.checkpoint(folder)
-    source = loader.open(checkpoint, dtype=torch.float32, device=torch.device("cpu"), seed=0)
-    built = build_model(FAMILIES[name][2], {**checkpoint.config, **edits}, source)
+    source = loader.open(checkpoint, dtype=dtype, device=torch.device("cpu"), seed=0)
+    built = build_model(FAMILIES[name][2], checkpoint.config, source, dtype=dtype)
     assert source.unused() == []
     source.close()
     return built
@@ -119,6 +120,52 @@ def test_what_is_kept_of_a_token_equals_the_cache_of_transformers(name, tmp_path
         expected = torch.cat((layer.keys[0, 0], rotated), dim=1)
         torch.testing.assert_close(latents, expected, atol=TOLERANCE, rtol=1e-5)
     assert len(plan.latents) == 3
+
+
+class Takes(Keeps):
+    """One that takes what is projected, by the definition of `interfaces.TakesLatentProjections`."""
+
+    def forward_latent_projections(self, layer, q, latent, rotation, norm, up):
+        cos, sin = rotation.table.index_select(0, rotation.positions).split(1, dim=1)
+        rank = latent.shape[1] - cos.shape[-1]
+        nope = q.shape[2] - cos.shape[-1]
+        q = torch.cat((q[..., :nope], ops.rotate(q[..., nope:], cos, sin)), -1)
+        key = ops.rotate(latent[:, None, rank:], cos, sin)[:, 0]
+        return self.forward_latent(
+            layer, q, torch.cat((ops.rms_norm(latent[:, :rank], norm.weight, norm.eps), key), 1), up
+        )
+
+
+@pytest.mark.parametrize(("name", "edits"), [("v2", {}), ("v3", {"q_lora_rank": 12, **GROUPS})], ids=("v2", "v3"))
+@torch.no_grad()
+def test_plan_that_normalises_and_rotates_by_itself_gets_what_is_projected(name, edits, tmp_path, build_model):
+    saved(tmp_path, name, {**edits, "rope_parameters": YARN})
+    built = ours(build_model, tmp_path, name)
+    expected = built.logits(IDS)
+    taking = Takes(built.plans[0])
+    built.plans[:] = [taking] * 3
+    torch.testing.assert_close(built.logits(IDS), expected, atol=1e-5, rtol=1e-5)
+    assert len(taking.latents) == 3
+
+
+@torch.no_grad()
+def test_bfloat16_logits_stay_near_float32(tmp_path, build_model):
+    """Of dense layers: a token that gets another expert for a rounding is another token."""
+    expected = saved(tmp_path, "v3", {**GROUPS, "q_lora_rank": 12, "first_k_dense_replace": 3})(IDS[None]).logits[0]
+    built = ours(build_model, tmp_path, "v3", dtype=torch.bfloat16)
+    built.plans[:] = [InBfloat16(plan) for plan in built.plans]
+    found = built.logits(IDS)
+    assert found.dtype == torch.bfloat16
+    # 8 bits of mantissa through three layers: a few per cent of the largest logit
+    assert (found.float() - expected).abs().max() < 0.06 * expected.abs().max()
+
+
+class InBfloat16:
+    def __init__(self, plan):
+        self.plan = plan
+
+    def forward_latent(self, layer, q, latent, up):
+        return self.plan.forward_latent(layer, q, latent, up).to(q.dtype)
 
 
 def test_layers_are_declared_as_one_latent_a_token(build_model):
