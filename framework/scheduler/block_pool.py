@@ -75,8 +75,8 @@ class BlockPool:
         return dict(self._block_of)
 
     def num_idle(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` nobody holds: acquiring those takes them from the free ones."""
-        return sum(not self._ref_counts[b] for b in blocks)
+        """How many of `blocks` nobody holds: acquiring those takes them from the free ones. The null block is none."""
+        return sum(not self._ref_counts[b] for b in blocks if b != NULL_BLOCK)
 
     def allocate(self, count: int) -> list[int]:
         """`count` blocks with reference count 1, in rising order. Published ones among them lose their key."""
@@ -105,8 +105,11 @@ class BlockPool:
         return blocks
 
     def acquire(self, blocks: Iterable[int]) -> None:
-        """One more holder for whole blocks: published ones, as `find` returned them, or committed ones of a request."""
+        """One more holder for whole blocks: published ones, as `find` returned them, or committed ones of a request.
+        The null block among them stays nobody's."""
         for block in blocks:
+            if block == NULL_BLOCK:
+                continue
             assert self._states[block] >= _COMMITTED, f"block {block} shared in state {self.state(block).name}"
             if not self._ref_counts[block]:
                 del self._reusable[block]

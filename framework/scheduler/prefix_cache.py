@@ -6,13 +6,17 @@ themselves and their lifetime belong to the block pool; the scheduler calls in a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from struct import pack
 from typing import TYPE_CHECKING
 
+from framework.batch import NULL_BLOCK
+
 if TYPE_CHECKING:
     from framework.request import Request
     from framework.scheduler.block_pool import BlockPool
+    from framework.scheduler.kv_groups import KVGroups
 
 DIGEST_BYTES = 16
 
@@ -53,47 +57,83 @@ def _images(request: Request, start: int, end: int) -> bytes:
 
 
 class PrefixCache:
-    """Finds and publishes whole blocks, in every KV group alike; switched off it finds and publishes nothing."""
+    """Finds and publishes whole blocks, each under its key and KV group; switched off it finds and publishes nothing.
 
-    def __init__(self, pool: BlockPool, block_size: int, num_groups: int, enabled: bool) -> None:
-        self._pool = pool
-        self._block_size = block_size
-        self._groups = range(num_groups)
-        self._enabled = enabled
+    A group with a window needs no more of a prefix than the window reaches, so that a hit is the longest one that every
+    group can go on from.
+    """
+
+    def __init__(self, pool: BlockPool, groups: KVGroups, enabled: bool) -> None:
+        self._pool, self._groups, self._enabled = pool, groups, enabled
+        self._block_size = groups.block_size
 
     def lookup(self, request: Request) -> list[list[int]]:
-        """Published blocks of the longest known prefix, one list a KV group, all of one length.
+        """Published blocks of the longest known prefix, one list a KV group, all of one length; the null block before
+        those that a window reaches.
 
         Leaves at least one known token to compute. Empty for a request that asks for prompt logprobs, which need every
         position computed. Takes no reference: acquire the blocks before the next allocation.
         """
-        return self._find(request) if request.params.prompt_logprobs is None else [[] for _ in self._groups]
+        return self._find(request) if request.params.prompt_logprobs is None else [[] for _ in range(self._groups.num)]
 
     def num_passed_over(self, request: Request) -> int:
         """Blocks of its known prefix that a request computes again, since it asks for prompt logprobs."""
         return 0 if request.params.prompt_logprobs is None else len(self._find(request)[0])
 
     def _find(self, request: Request) -> list[list[int]]:
-        hits: list[list[int]] = [[] for _ in self._groups]
+        hits: list[list[int]] = [[] for _ in range(self._groups.num)]
         if not self._enabled:
             return hits
-        extend_hashes(request, (request.num_tokens - 1) // self._block_size, self._block_size)
-        for digest in request.block_hashes[: (request.num_tokens - 1) // self._block_size]:
-            column = [self._pool.find((digest, group)) for group in self._groups]
+        most = (request.num_tokens - 1) // self._block_size
+        extend_hashes(request, most, self._block_size)
+        digests, find = request.block_hashes[:most], self._pool.find
+        for digest in digests if self._groups.full else ():
+            column = [find((digest, group)) for group in self._groups.full]
             if None in column:
                 break
-            for blocks, block in zip(hits, column, strict=True):
-                blocks.append(block)  # type: ignore[arg-type]  # None was excluded above
+            for group, block in zip(self._groups.full, column, strict=True):
+                hits[group].append(block)  # type: ignore[arg-type]  # None was excluded above
+        return self._with_windows(hits, digests) if self._groups.sliding else hits
+
+    def _with_windows(self, hits: list[list[int]], digests: Sequence[bytes]) -> list[list[int]]:
+        """Cuts the hits of full groups to the longest length that the groups with a window can go on from as well.
+
+        A shorter one may be too short for a group that has been asked, so they are asked until none objects.
+        """
+        length, before = len(hits[self._groups.full[0]]) if self._groups.full else len(digests), -1
+        while length != before:
+            before = length
+            for group in self._groups.sliding:
+                length = self._longest(digests[:length], group)
+        for group in self._groups.full:
+            del hits[group][length:]
+        for group in self._groups.sliding:
+            first = max(0, length - self._groups.run_length(group))
+            run = [self._pool.find((digest, group)) for digest in digests[first:length]]
+            hits[group] = [NULL_BLOCK] * first + [block for block in run if block is not None]
         return hits
+
+    def _longest(self, digests: Sequence[bytes], group: int) -> int:
+        """The longest prefix of these whose last blocks, as many as the window reaches, are published. Where the prefix
+        is shorter than that, all of it."""
+        needed, end = self._groups.run_length(group), len(digests)
+        for column in range(len(digests) - 1, -1, -1):
+            if end - column > needed:
+                return end
+            if self._pool.find((digests[column], group)) is None:
+                end = column
+        return end
 
     def commit(self, request: Request, num_blocks: int) -> None:
         """Commits the request's blocks up to `num_blocks`, all computed by now, and publishes them."""
         first, request.num_published_blocks = request.num_published_blocks, num_blocks
         if self._enabled:
             extend_hashes(request, num_blocks, self._block_size)
-        for group in self._groups:
-            blocks = request.block_ids[group]
+        for group, blocks in enumerate(request.block_ids):
             for index in range(first, num_blocks):
-                self._pool.commit(blocks[index])
+                block = blocks[index]
+                if block == NULL_BLOCK:  # behind a window, and never needed
+                    continue
+                self._pool.commit(block)
                 if self._enabled:
-                    self._pool.publish(blocks[index], (request.block_hashes[index], group))
+                    self._pool.publish(block, (request.block_hashes[index], group))

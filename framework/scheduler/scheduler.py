@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from bisect import insort_left, insort_right
 from collections.abc import Mapping, Sequence, Set
-from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from framework.batch import NULL_BLOCK
 from framework.errors import ConfigError, NotBuiltError, RequestError
 from framework.interfaces import Capabilities
 from framework.nulls import NoConnector
@@ -21,6 +21,7 @@ from framework.scheduler.block_pool import BlockPool
 from framework.scheduler.constrained import grammar_rows
 from framework.scheduler.course import Course, gives_one_each
 from framework.scheduler.endings import append_tokens, stays
+from framework.scheduler.kv_groups import KVGroups, in_token_order, num_held
 from framework.scheduler.ledger import Kept, Ledger, StepRecord
 from framework.scheduler.parked import Loading, Parked
 from framework.scheduler.prefix_cache import PrefixCache
@@ -48,6 +49,12 @@ def check_context(ctx: SchedulerContext) -> None:
     sizes = sorted({group.block_size for group in ctx.groups})
     if len(sizes) != 1:
         raise NotBuiltError(f"KV groups with different block sizes {sizes} are not built yet. Set kv_cache.block_size.")
+    windows = [group.name for group in ctx.groups if group.window is not None]
+    if windows and type(ctx.connector) is not NoConnector:
+        raise NotBuiltError(
+            f"KV group '{windows[0]}' has a window, and {type(ctx.connector).__name__} moves blocks of all groups "
+            "alike: that is not built yet in scheduler 'default'. Use kv_connector=none."
+        )
     if ctx.num_lookahead:
         raise NotBuiltError(
             f"scheduler 'default' has no slots for {ctx.num_lookahead} draft tokens yet. Use spec_decode=none."
@@ -70,6 +77,10 @@ class Scheduler:
     known token at once: a prompt that has started is never stopped half-way for want of blocks, and its blocks tend to
     be consecutive. It leaves one free block to each running request that will still grow, because a request that is
     admitted into the last blocks would be preempted within a few steps.
+
+    KV groups with a window are the exception: they take blocks for a step's tokens alone, and give a block up when the
+    tokens behind it are committed and their window does not reach it any more. Steps in flight begin there or later, so
+    that none of them reads it.
 
     When a running request finds no block, the policy names victims among the running ones; a waiting request may
     displace running ones as well, if the policy, asked with the newcomer among them, names somebody else. A victim
@@ -97,10 +108,12 @@ class Scheduler:
         self._policy = ctx.policy
         self._connector = ctx.connector
         self._is_watched = type(ctx.connector) is not NoConnector  # it holds requests, and may look at any call
-        self._num_groups = len(ctx.groups)
-        self._block_size = ctx.groups[0].block_size
+        self._groups = KVGroups(ctx.groups)
+        self._num_groups, self._block_size = self._groups.num, self._groups.block_size
         self.pool = BlockPool(ctx.num_blocks)
-        self._cache = PrefixCache(self.pool, self._block_size, self._num_groups, ctx.prefix_caching)
+        self._cache = PrefixCache(self.pool, self._groups, ctx.prefix_caching)
+        # a block that may be found, or that pushes another out of a window, is committed with the step that fills it
+        self._commits_at_once = ctx.prefix_caching or bool(self._groups.sliding)
         self._requests: dict[str, Request] = {}
         self._waiting: list[Request] = []  # in order of arrival
         self._compiling: dict[Request, Constraint] = {}  # of those that wait: not compiled when last looked at
@@ -138,8 +151,8 @@ class Scheduler:
             self._num_constrained += 1
 
     def _check_fits(self, request: Request) -> None:
-        needed = self._num_blocks(request.max_total_tokens) * self._num_groups
-        there = self._ctx.num_blocks - 1
+        total, there = request.max_total_tokens, self._ctx.num_blocks - 1
+        needed = self._groups.most_blocks(total, min(total, self._ctx.max_num_batched_tokens))
         if needed > there:
             is_open = request.params.max_tokens is None
             limit, way_out = ("max_tokens=None", "set") if is_open else ("max_tokens", "lower")
@@ -231,8 +244,8 @@ class Scheduler:
     def _settle(self) -> None:
         """Brings the requests up to date, for whoever may look at them now."""
         course = self._course
-        if course is None or not course.settle() or self._ctx.prefix_caching:
-            return  # a block that may be found is committed with the step that fills it
+        if course is None or not course.settle() or self._commits_at_once:
+            return
         for request, num_blocks in zip(course.requests, course.num_filled(), strict=True):
             if num_blocks > request.num_published_blocks:
                 self._cache.commit(request, num_blocks)
@@ -307,25 +320,29 @@ class Scheduler:
 
     def _holds(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
         """Whether the request has blocks for `num_tokens` tokens, now or after it got some."""
-        return num_tokens <= len(request.block_ids[0]) * self._block_size or self._grow(request, num_tokens, plan)
+        held = len(request.block_ids[self._groups.shortest])
+        return num_tokens <= held * self._block_size or self._grow(request, num_tokens, plan)
 
     def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
         """Gives a running request blocks for `num_tokens` tokens; False when it yields or has to wait for a step."""
-        column = len(request.block_ids[0])
-        count = self._num_blocks(num_tokens) - column
-        while self.pool.num_free < count * self._num_groups:
-            if not self._preempt_for(request, count * self._num_groups, plan):
+        held, needed = [len(blocks) for blocks in request.block_ids], self._num_blocks(num_tokens)
+        count = sum([needed - n for n in held if n < needed])
+        while self.pool.num_free < count:
+            if not self._preempt_for(request, count, plan):
                 return False
-        for blocks in request.block_ids:
-            blocks.extend(self.pool.allocate(count))
-        plan.columns[request] = column
+        for blocks, n in zip(request.block_ids, held, strict=True):
+            if n < needed:
+                blocks.extend(self.pool.allocate(needed - n))
+        plan.columns[request] = held
         return True
 
     def _preempt_for(self, request: Request, count: int, plan: StepPlan) -> bool:
         """Preempts one request towards `count` free blocks for `request`; False when that one must yield or wait."""
         plan.is_short = True
         ending = [r for r in self._running if r.num_tokens + r.num_in_flight >= r.max_total_tokens]
-        coming_back = self._ledger.num_kept_blocks + self._num_groups * sum(len(r.block_ids[0]) for r in ending)
+        coming_back = self._ledger.num_kept_blocks + sum(num_held(r.block_ids) for r in ending)
+        if self._groups.sliding:
+            coming_back += sum(self._groups.num_behind(r) for r in self._running if r not in ending)
         if self.pool.num_free + coming_back >= count:
             return False  # enough blocks come back with the steps in flight
         if self._unload(request):
@@ -362,9 +379,11 @@ class Scheduler:
 
     def _swap_out(self, request: Request) -> None:
         """Keeps the request's committed blocks in host memory, if there is room; those of a request for prompt
-        logprobs, which needs every position computed, are of no use."""
+        logprobs, which needs every position computed, are of no use, nor are those without the window before them."""
         count = request.num_published_blocks
         if not self._swap.num_blocks or not count or request.params.prompt_logprobs is not None:
+            return
+        if self._groups.has_passed(request.block_ids, count * self._block_size):
             return
         has_room = self._swap.swap_out(request, [blocks[:count] for blocks in request.block_ids])
         self._counts["num_swap_outs" if has_room else "num_swap_fallbacks"] += 1
@@ -400,8 +419,9 @@ class Scheduler:
         swapped = self._swap.num_held(request) * self._block_size
         fork = None
         if request.siblings and wants_fork(request, max(num_local, swapped)):
-            fork = fork_of(request, self._block_size, self._ledger, plan.new)
-            if fork is None and is_worth_waiting(request, max(num_local, swapped), self._num_published(request)):
+            fork = fork_of(request, self._groups, self._ledger, plan.new)
+            there = max(num_local, swapped)
+            if fork is None and is_worth_waiting(request, there, self._num_published(request), self._groups):
                 return True  # only this request waits
         has_own = swapped or fork is not None
         num_external, is_async = (0, False) if has_own else self._external_tokens(request, num_local)
@@ -412,18 +432,20 @@ class Scheduler:
             hits = [blocks[: fork.num_blocks] for blocks in fork.donor.block_ids]
             num_computed = fork.num_tokens
         num_tokens = self._first_span(request.num_tokens - num_computed, plan.budget)
-        if not num_tokens or not self._leaves_room(request, hits):
+        self._groups.trim(hits, num_computed)
+        new = self._groups.new_columns(len(hits[0]), request.num_tokens, num_computed, num_computed + num_tokens)
+        if not num_tokens or not self._leaves_room(request, hits, new):
             return False
         # Asked even when its answer does not count: a policy may keep a tally of admissions.
         if not self._policy.admit(request, plan.budget) and self._running:
             return False
         # counted anew after each victim: a hit that only the victim held is taken from the free blocks now
-        while (count := self._num_taken(request, hits)) > self.pool.num_free:
+        while (count := self._num_taken(hits, new)) > self.pool.num_free:
             if not self._preempt_for(request, count, plan) or (fork and not fork.donor.block_ids):
                 return False
         if fork is not None and request.num_cached_tokens < 0:
             request.num_cached_tokens = fork.donor.num_cached_tokens  # the counters are those of the first sibling
-        self._take_blocks(request, hits, num_computed, num_external)
+        self._take_blocks(request, hits, new, num_computed, num_external)
         if fork is not None:
             self._copy_rest(fork, request, plan)
         if is_async:
@@ -467,32 +489,44 @@ class Scheduler:
         whole_first = not self._ctx.chunked_prefill and remaining <= self._ctx.max_num_batched_tokens
         return 0 if whole_first and remaining > budget else min(remaining, budget)
 
-    def _num_taken(self, request: Request, hits: Sequence[Sequence[int]]) -> int:
-        """Free blocks that admission takes: new ones, and hits that nobody holds."""
-        new = self._num_blocks(request.num_tokens) - len(hits[0])
-        return new * self._num_groups + sum(self.pool.num_idle(blocks) for blocks in hits)
+    def _num_taken(self, hits: Sequence[Sequence[int]], new: Sequence[range]) -> int:
+        """Free blocks that admission takes: those of new columns, and hits that nobody holds."""
+        return sum(map(len, new)) + sum(self.pool.num_idle(blocks) for blocks in hits)
 
-    def _leaves_room(self, request: Request, hits: Sequence[Sequence[int]]) -> bool:
-        """Whether the running requests keep a block each to grow into, or would yield to `request` anyhow.
+    def _leaves_room(self, request: Request, hits: Sequence[Sequence[int]], new: Sequence[range]) -> bool:
+        """Whether the running requests keep blocks to grow into, or would yield to `request` anyhow.
 
         True as well for a request that does not fit at all: then the policy decides who yields.
         """
-        left = self.pool.num_free - self._num_taken(request, hits)
-        if left < 0 or left >= len(self._running) * self._num_groups:
+        left = self.pool.num_free - self._num_taken(hits, new)
+        if left < 0 or (left >= len(self._running) * self._num_groups and not self._groups.sliding):
             return True
-        growing = sum(r.max_total_tokens > len(r.block_ids[0]) * self._block_size for r in self._running)
-        return left >= growing * self._num_groups or self._policy.victim([*self._running, request]) is not request
+        return left >= self._num_reserved() or self._policy.victim([*self._running, request]) is not request
 
-    def _take_blocks(self, request: Request, hits: list[list[int]], num_computed: int, num_external: int) -> None:
-        """Begins a stay: gives a waiting request, which waits no longer, the blocks of every known token."""
+    def _num_reserved(self) -> int:
+        """Blocks that running requests grow into: one in each group, and in groups with a window those of the next
+        chunk of a prompt, which has them in the others since it was admitted."""
+        held = {r: len(r.block_ids[self._groups.shortest]) for r in self._running}
+        growing = [r for r in self._running if r.max_total_tokens > held[r] * self._block_size]
+        count = len(growing) * self._num_groups
+        for request in growing if self._groups.sliding else ():
+            end = min(request.num_tokens, request.num_computed_tokens + self._ctx.max_num_batched_tokens)
+            count += max(0, self._num_blocks(end) - held[request] - 1) * len(self._groups.sliding)
+        return count
+
+    def _take_blocks(
+        self, request: Request, hits: list[list[int]], new: Sequence[range], num_computed: int, num_external: int
+    ) -> None:
+        """Begins a stay: gives a waiting request, which waits no longer, its hits and blocks for the new columns."""
         num_hits = len(hits[0])
         if request.num_cached_tokens < 0:  # allocating may evict what stands there
             self._counts["prefix_recomputed_tokens"] += self._cache.num_passed_over(request) * self._block_size
         for blocks in hits:
             self.pool.acquire(blocks)
-        for blocks in hits:
-            blocks.extend(self.pool.allocate(self._num_blocks(request.num_tokens) - num_hits))
-            self.pool.write(blocks[num_hits : self._num_blocks(num_computed)])  # loaded, swapped or copied into
+        for blocks, columns in zip(hits, new, strict=True):
+            blocks.extend([NULL_BLOCK] * (columns.start - num_hits))
+            blocks.extend(self.pool.allocate(len(columns)))
+            self.pool.write(blocks[columns.start : self._num_blocks(num_computed)])  # loaded, swapped or copied into
         self._waiting.remove(request)
         request.lease, self._next_lease = self._next_lease, self._next_lease + 1
         request.block_ids = hits
@@ -516,7 +550,7 @@ class Scheduler:
         if request.first_scheduled_time is None:
             request.first_scheduled_time = time.perf_counter()
         plan.new.append(request)
-        plan.columns[request] = 0
+        plan.columns[request] = [0] * self._num_groups
         plan.add(request, num_tokens)
 
     def _emit(self, plan: StepPlan) -> StepRecord:
@@ -568,10 +602,10 @@ class Scheduler:
         course = self._course
         if course is None or step.course is not course or course.may_end(output.sampled):
             return False
-        if step.filling is not None and self._ctx.prefix_caching:
+        if step.filling is not None and self._commits_at_once:
             course.tell(step.filling)  # the keys of blocks are made of their tokens
             for request in step.filling.requests:
-                self._cache.commit(request, request.num_published_blocks + 1)
+                self._commit_blocks(request, request.num_published_blocks + 1)
         course.take(step.scheduled, output.sampled)
         if self._is_watched or course.is_full:
             self._settle()
@@ -587,10 +621,16 @@ class Scheduler:
         num_blocks = ((step.scheduled.num_computed_tokens + 1) // self._block_size).tolist()
         for request, token, count in zip(step.requests, tokens, num_blocks, strict=True):
             if count > request.num_published_blocks:
-                self._cache.commit(request, count)
+                self._commit_blocks(request, count)
             request.num_in_flight -= 1
             request.token_ids.append(token)
         return True
+
+    def _commit_blocks(self, request: Request, num_blocks: int) -> None:
+        """Commits and publishes the request's blocks up to num_blocks, and frees those that fall behind a window."""
+        self._cache.commit(request, num_blocks)
+        if self._groups.sliding:
+            self.pool.free(self._groups.give_up(request.block_ids, num_blocks * self._block_size))
 
     def _commit_rows(self, step: StepRecord, output: StepOutput) -> list[NewTokens]:
         news: list[NewTokens] = []
@@ -609,7 +649,7 @@ class Scheduler:
                 continue
             num_blocks = end // self._block_size
             if num_blocks > request.num_published_blocks:
-                self._cache.commit(request, num_blocks)
+                self._commit_blocks(request, num_blocks)
             if draws:
                 if count == len(tokens) == 1 and stays(request, tokens[0]) and request.constraint is None:
                     request.num_in_flight -= 1
@@ -685,7 +725,7 @@ class Scheduler:
         """
         row, request.req_idx = request.req_idx, -1
         self._loads.pop(request, None)
-        blocks, request.block_ids = _in_token_order(request.block_ids), []
+        blocks, request.block_ids = in_token_order(request.block_ids), []
         is_loading = self._parked.loading.pop(request.lease, None) is not None
         last = None if row < 0 else self._ledger.last_naming(request)
         if is_kept or is_loading:
@@ -773,8 +813,3 @@ def _told_of_rows(told: Mapping[str, list[Any]], first: int, count: int) -> dict
 def _first_in(block_ids: Sequence[Sequence[int]], blocks: Set[int]) -> int | None:
     """Index of the first column of `block_ids`, one list a KV group, that holds one of `blocks`."""
     return next((i for i, column in enumerate(zip(*block_ids, strict=True)) if not blocks.isdisjoint(column)), None)
-
-
-def _in_token_order(block_ids: Sequence[Sequence[int]]) -> list[int]:
-    """Blocks of all groups, those of the same tokens side by side."""
-    return list(chain.from_iterable(zip(*block_ids, strict=True)))

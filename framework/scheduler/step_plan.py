@@ -6,7 +6,7 @@ block list changes before `emit`; admission and preemption change theirs at once
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,7 +32,7 @@ class StepPlan:
     budget    tokens that may still be scheduled
     spans     tokens of each request that runs, in batch-row order
     new       requests admitted in this step
-    columns   first block-table column that is new, of each request that got blocks
+    columns   first block-table column that is new in each KV group, of each request that got blocks
     copies    (source, destination) of blocks that a sibling gives
     is_short  blocks ran out: nobody is admitted in this step
     """
@@ -40,7 +40,7 @@ class StepPlan:
     budget: int
     spans: dict[Request, int] = field(default_factory=dict)
     new: list[Request] = field(default_factory=list)
-    columns: dict[Request, int] = field(default_factory=dict)
+    columns: dict[Request, list[int]] = field(default_factory=dict)
     copies: list[tuple[int, int]] = field(default_factory=list)
     is_short: bool = False
 
@@ -94,18 +94,20 @@ class StepPlan:
         return StepRecord(scheduled, requests, generations, sources=[source for source, _ in self.copies])
 
 
-def block_deltas(columns: Mapping[Request, int], num_groups: int) -> tuple[BlockDelta, ...]:
+def block_deltas(columns: Mapping[Request, Sequence[int]], num_groups: int) -> tuple[BlockDelta, ...]:
     """The blocks of each KV group that requests got; columns as in `StepPlan`."""
     if not columns:
         return (NO_BLOCKS,) * num_groups
     return tuple([_block_delta(columns, group) for group in range(num_groups)])
 
 
-def _block_delta(columns: Mapping[Request, int], group: int) -> BlockDelta:
-    blocks = [request.block_ids[group][column:] for request, column in columns.items()]
+def _block_delta(columns: Mapping[Request, Sequence[int]], group: int) -> BlockDelta:
+    """Only groups with a window grow while a prompt is computed in chunks: a request may have nothing new here."""
+    grown = [(r, first[group]) for r, first in columns.items() if len(r.block_ids[group]) > first[group]]
+    blocks = [request.block_ids[group][column:] for request, column in grown]
     return BlockDelta(
-        rows=np.array([request.req_idx for request in columns], np.int32),
-        starts=np.array(list(columns.values()), np.int32),
+        rows=np.array([request.req_idx for request, _ in grown], np.int32),
+        starts=np.array([column for _, column in grown], np.int32),
         counts=np.array([len(ids) for ids in blocks], np.int32),
         ids=np.array([block for ids in blocks for block in ids], np.int32),
     )

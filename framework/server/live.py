@@ -19,6 +19,7 @@ from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
 from framework.request import RequestStatus
+from framework.scheduler.kv_groups import num_held
 from framework.server.errors import ApiError
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def _row(request: Request) -> list[Any]:
         request.num_computed_tokens,
         request.num_output_tokens,
         request.max_total_tokens,
-        sum(len(blocks) for blocks in request.block_ids),
+        num_held(request.block_ids),
         max(request.num_cached_tokens, 0),
         request.num_preemptions,
         round(time.time() - request.arrival_time, 2),

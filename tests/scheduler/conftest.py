@@ -57,9 +57,12 @@ def make_request(name, prompt, max_tokens=4, *, arrival=0, params=None, **fields
 def make_context(**changes):
     block_size = changes.pop("block_size", 4)
     policy = changes.pop("policy", "fcfs")
-    num_groups = changes.pop("num_groups", 1)
+    windows = changes.pop("windows", (None,) * changes.pop("num_groups", 1))
     values = {
-        "groups": tuple(KVGroup(f"g{i}", block_size=block_size) for i in range(num_groups)),
+        "groups": tuple(
+            KVGroup(f"g{i}", "full" if window is None else "sliding", block_size, window)
+            for i, window in enumerate(windows)
+        ),
         "num_blocks": 33,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 64,
@@ -101,7 +104,8 @@ def expected_output(request):
 
 @dataclass
 class Row:
-    """One row of the runner's request table; `tokens` grows when a step is executed."""
+    """One row of the runner's request table; `tokens` grows when a step is executed. tables: of each KV group, with the
+    null block where no later step reads."""
 
     request: Request
     tokens: list
@@ -239,7 +243,7 @@ class Shadow:
     def __init__(self, connector_seed=None, **changes):
         self.connector = None
         if connector_seed is not None:
-            sizes = changes.get("block_size", 4), changes.get("num_groups", 1)
+            sizes = changes.get("block_size", 4), len(changes.get("windows", [None] * changes.get("num_groups", 1)))
             self.connector = changes["connector"] = ShadowConnector(connector_seed, *sizes)
         self.ctx = make_context(**changes)
         self.scheduler = Scheduler({}, self.ctx)
@@ -249,6 +253,7 @@ class Shadow:
         self.host_memory = {}  # (group, host block) -> values
         self.value_of_key = {}
         self.last, self.last_rows = None, []  # the step issued last, and who ran in it
+        self.arrived_with = {}  # tokens whose KV was there at the beginning of a stay, by lease
 
     def add(self, request):
         self.scheduler.add_request(request)
@@ -291,8 +296,19 @@ class Shadow:
             assert new.num_computed_tokens < len(new.token_ids)
             assert new.num_computed_tokens % self.block_size == 0 or request.siblings
             assert new.num_computed_tokens == 0 or request.params.prompt_logprobs is None
+            self.arrived_with[request.lease] = new.num_computed_tokens
             tables = [[] for _ in self.ctx.groups]
             self.rows[new.req_idx] = Row(request, new.token_ids.tolist(), tables, new.num_computed_tokens)
+
+    def first_read(self, group, position):
+        """The first position that a query at `position` reads."""
+        window = self.ctx.groups[group].window
+        return 0 if window is None else max(0, position - window + 1)
+
+    def prune(self, table, group, num_tokens):
+        """The table with the null block in place of blocks that nobody reads behind num_tokens tokens."""
+        first = self.first_read(group, num_tokens) // self.block_size
+        return [NULL_BLOCK if column < first else block for column, block in enumerate(table)]
 
     def _append_blocks(self, scheduled):
         busy = set().union(*(issued.blocks for issued in self.in_flight)) if self.in_flight else set()
@@ -306,11 +322,14 @@ class Shadow:
                 row, hits = self.rows[number], cached.get(number, 0)
                 assert start == len(row.tables[group])
                 row.tables[group] += mine
-                values = row.values(hits * self.block_size)
-                got = [self.memory.get((group, slot)) for slot in self._slots(row.tables[group], 0, len(values))]
-                assert got == values, "hit on a block that is not computed, or not this prefix"
+                values, first = row.values(hits * self.block_size), self.first_read(group, row.num_issued)
+                slots = self._slots(row.tables[group], min(first, len(values)), len(values))
+                got = [self.memory.get((group, slot)) for slot in slots]
+                assert got == values[first:], "hit on a block that is not computed, or not this prefix"
                 held = Counter(b for other in self.rows.values() for table in other.tables for b in table)
-                for block in mine[hits:] if start == 0 else mine:
+                for column, block in enumerate(mine, start):
+                    if start == 0 and column < max(hits, first // self.block_size):
+                        continue
                     assert block != NULL_BLOCK and held[block] == 1, f"block {block} handed out twice"
                     assert block not in busy, f"block {block} reused while a step in flight names it"
 
@@ -355,7 +374,8 @@ class Shadow:
         assert start == row.num_issued and start < end < row.request.max_total_tokens
         row.num_issued = end
         assert all(len(table) * self.block_size >= end for table in row.tables)
-        return number, row, [list(table) for table in row.tables], start, end, bool(scheduled.samples[i])
+        tables = [self.prune(table, group, start) for group, table in enumerate(row.tables)]
+        return number, row, tables, start, end, bool(scheduled.samples[i])
 
     # ------------------------------------------------------------------------------------------ executing
 
@@ -381,6 +401,8 @@ class Shadow:
         news = self.scheduler.update(issued.scheduled, output)
         self.news += news
         for number, row, _, _, end, _ in issued.spans:
+            whole = end // self.block_size * self.block_size
+            row.tables = [self.prune(table, group, whole) for group, table in enumerate(row.tables)]
             if self.rows.get(number) is row and row.request.status is RequestStatus.RUNNING and not row.is_spoilt:
                 assert row.request.num_published_blocks == end // self.block_size, "computed blocks are not published"
         self.check()
@@ -447,7 +469,10 @@ class Shadow:
         for group, table in enumerate(tables):
             for position in range(start, end):
                 self.memory[group, self._slots(table, position, position + 1)[0]] = values[position]
-            assert [self.memory.get((group, slot)) for slot in self._slots(table, 0, end)] == values
+            first = self.first_read(group, start)
+            slots = self._slots(table, first, end)
+            assert all(slot >= self.block_size for slot in slots), "the null block is read inside of a window"
+            assert [self.memory.get((group, slot)) for slot in slots] == values[first:]
 
     def _slots(self, table, start, end):
         return [table[p // self.block_size] * self.block_size + p % self.block_size for p in range(start, end)]
@@ -458,7 +483,7 @@ class Shadow:
         """Derives reference counts, free blocks, rows and published content anew."""
         scheduler, pool = self.scheduler, self.scheduler.pool
         kept = scheduler._ledger._kept
-        holders = Counter(b for r in scheduler._running for blocks in r.block_ids for b in blocks)
+        holders = Counter(b for r in scheduler._running for blocks in r.block_ids for b in blocks if b != NULL_BLOCK)
         holders.update(b for k in kept for b in k.blocks)
         holders.update(scheduler._course.untold_blocks() if scheduler._course else ())
         holders.update(b for step in scheduler._ledger._steps for b in step.sources)
@@ -467,7 +492,8 @@ class Shadow:
         assert [pool.ref_count(b) for b in range(pool.num_blocks)] == [holders[b] for b in range(pool.num_blocks)]
         assert pool.num_free == sum(not holders[b] for b in range(1, pool.num_blocks)), "a block leaked"
         assert (
-            scheduler._swap.num_free + sum(len(host) for held in scheduler._swap._host_blocks.values() for host in held)
+            scheduler._swap.num_free
+            + sum(block >= 0 for held in scheduler._swap._host_blocks.values() for host in held for block in host)
             == self.ctx.num_swap_blocks
         ), "a host block leaked"
         rows = [r.req_idx for r in scheduler._running] + [k.row for k in kept] + scheduler._free_rows
@@ -478,6 +504,18 @@ class Shadow:
             r.status is RequestStatus.RUNNING and r.num_in_flight <= self.ctx.max_in_flight for r in scheduler._running
         )
         self._check_published()
+        for request in scheduler._running:
+            self._check_windows(request)
+
+    def _check_windows(self, request):
+        """What lies behind a window is given up with the block that pushes it out, and nothing before."""
+        whole = request.num_published_blocks * self.block_size
+        for group in (g for g, kind in enumerate(self.ctx.groups) if kind.window is not None):
+            held = [block != NULL_BLOCK for block in request.block_ids[group]]
+            first = self.first_read(group, whole) // self.block_size
+            assert not any(held[:first]), "a block behind a window is kept"
+            arrived = max(whole, self.arrived_with.get(request.lease, 0))
+            assert all(held[self.first_read(group, arrived) // self.block_size :]), "a block inside of a window is gone"
 
     def _parked_requests(self):
         """Requests that hold blocks and no row: those that wait for a load, and those that had one."""

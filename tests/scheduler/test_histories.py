@@ -14,7 +14,11 @@ from framework.request import SamplingParams
 SEEDS = 100
 
 
+WINDOWS = [(None,)] * 2 + [(None, None), (None, 3), (5,), (4, None, 9), (2, 7)]
+
+
 def crowded(sim, rng):
+    windows = rng.choice(WINDOWS)
     return sim.Shadow(
         block_size=rng.randint(1, 4),
         num_blocks=rng.randint(7, 16),
@@ -24,9 +28,9 @@ def crowded(sim, rng):
         prefix_caching=rng.random() < 0.5,
         policy=rng.choice(["fcfs", "priority", "shortest"]),
         max_in_flight=rng.randint(1, 3),
-        num_groups=rng.choice([1, 1, 2]),
+        windows=windows,
         num_swap_blocks=rng.choice([0, 9, 40]),
-        connector_seed=rng.choice([None, 1, 2, 3]),
+        connector_seed=rng.choice([None, 1, 2, 3]) if set(windows) == {None} else None,
     )
 
 

@@ -22,6 +22,17 @@ from framework.scheduler import BlockPool, BlockState
 BUDGETS = [pytest.param(60, id="quick"), pytest.param(600, id="full", marks=pytest.mark.full)]
 
 
+def most_columns(group, total, budget):
+    """Blocks that a request of `total` tokens has at a time when it runs alone, found by trying every span."""
+    size, most = group.block_size, 0
+    for start in range(total):
+        whole = start // size * size
+        first = 0 if group.window is None else max(0, whole - group.window + 1) // size
+        end = total if group.window is None else min(total, start + budget)
+        most = max(most, -(-end // size) - first)
+    return most
+
+
 def bounded(max_examples, steps):
     return settings(
         max_examples=max_examples,
@@ -47,12 +58,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching=st.sampled_from([True, True, False]),
         policy=st.sampled_from(["fcfs", "priority", "shortest"]),
         max_in_flight=st.integers(1, 3),
-        num_groups=st.sampled_from([1, 1, 2]),
+        windows=st.sampled_from([(None,), (None,), (None, None), (None, 3), (5,), (4, None, 9), (1, None), (6, 2)]),
         num_swap_blocks=st.sampled_from([0, 0, 3, 40]),
         connector_seed=st.sampled_from([None, None, 1, 2, 3]),
     )
-    def build(self, **limits):
-        self.shadow = self.sim.Shadow(**limits)
+    def build(self, windows, connector_seed, **limits):
+        connector_seed = connector_seed if set(windows) == {None} else None
+        self.shadow = self.sim.Shadow(connector_seed=connector_seed, windows=windows, **limits)
 
     @rule(
         shared=st.integers(0, 12),
@@ -81,11 +93,18 @@ class SchedulerMachine(RuleBasedStateMachine):
             for index in range(n)
         ]
         ctx = self.shadow.ctx
-        blocks = -(-siblings[0].max_total_tokens // self.shadow.block_size) * len(ctx.groups)
-        if blocks > ctx.num_blocks - 1 or (not ctx.chunked_prefill and len(prompt) > ctx.max_num_batched_tokens):
-            with pytest.raises(ValueError, match="Raise"):
-                self.shadow.add(siblings[0])
+        total = siblings[0].max_total_tokens
+        if not ctx.chunked_prefill and len(prompt) > ctx.max_num_batched_tokens:
+            fits = False
+        else:
+            fits = sum(most_columns(group, total, ctx.max_num_batched_tokens) for group in ctx.groups) < ctx.num_blocks
+        try:
+            self.shadow.scheduler.check_request(siblings[0])
+        except ValueError as error:
+            assert "Raise" in str(error)
+            assert not fits or -(-total // self.shadow.block_size) * len(ctx.groups) >= ctx.num_blocks
             return
+        assert fits
         for request in siblings:
             request.siblings = siblings if n > 1 else ()
             self.shadow.add(request)
