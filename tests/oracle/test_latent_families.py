@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from framework import LLM
+from framework import LLM, SamplingParams
+from framework.errors import CheckpointError
 
 from .covering import covering
 from .latent_families import FAMILIES, SIZES, save
@@ -60,3 +65,30 @@ def test_attention_that_serves_latents_is_chosen_and_keeps_one_a_token(
     kept = SIZES["kv_lora_rank"] + SIZES["qk_rope_head_dim"]
     assert (facts["model"], facts["attention"]) == (name, "mla_torch")
     assert facts["kv_bytes"] == facts["num_blocks"] * facts["block_size"] * SIZES["num_hidden_layers"] * kept * 4
+
+
+def with_a_layer_behind(folder: Path, target: Path, num_declared: int) -> Path:
+    """The checkpoint with weights of one further layer, and a config that declares so many that predict further."""
+    shutil.copytree(folder, target)
+    tensors = load_file(target / "model.safetensors")
+    behind = SIZES["num_hidden_layers"]
+    for name in ("eh_proj.weight", "self_attn.o_proj.weight", "mlp.experts.0.up_proj.weight"):
+        tensors[f"model.layers.{behind}.{name}"] = torch.zeros(3, 5)
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": num_declared}))
+    return target
+
+
+def test_layers_that_predict_further_tokens_are_left_out_of_the_main_model(
+    latent_folders: dict[str, Path], latent_oracle: Any, tmp_path: Path
+) -> None:
+    folder = with_a_layer_behind(latent_folders["deepseek_v3"], tmp_path / "declared", 1)
+    want, words = latent_oracle("deepseek_v3")[0], ["backend=cpu", "engine.dtype=float32"]
+    with LLM(model=str(folder), overrides=words) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
+        (output,) = llm.generate([{"prompt_token_ids": want.prompt}], params, use_tqdm=False)
+    assert output.outputs[0].token_ids == want.tokens
+    folder = with_a_layer_behind(latent_folders["deepseek_v3"], tmp_path / "undeclared", 0)
+    with pytest.raises(CheckpointError, match=r"3 tensors are not used by model 'deepseek_v3', model\.layers\.3\."):
+        LLM(model=str(folder), overrides=words)
