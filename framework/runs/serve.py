@@ -28,8 +28,8 @@ NOT_READ = dict.fromkeys(
 )
 SET_BY_REQUESTS = {"sampler.output_kind": "a request says whether it streams"}
 SWITCH_S = 0.0005
-"""How long the event loop's thread waits for the engine's to give up the interpreter, or the other way round; by default
-5 ms. On two busy cores a request is read 1.8 ms after it was sent, and not 3.5 (medians of 60)."""
+"""How long the event loop's thread waits for the engine's to give up the interpreter, and the other way round; 5 ms by
+default. On two busy cores a request is read 1.8 ms after it was sent, and not 3.5 (medians of 60)."""
 
 
 def run(config: Config, args: RunArgs) -> None:
