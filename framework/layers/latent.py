@@ -78,7 +78,8 @@ class LatentAttention:
         if s.query_rank is not None:
             self._query_norm = RMSNorm(ctx, f"{prefix}.q_a_layernorm", s.query_rank, INNER_EPS)
             weight = ctx.weights.take(f"{prefix}.q_b_proj.weight", (s.num_heads * s.key_dim, s.query_rank))
-            self._query_up = ctx.backend.pack_linear(reorder_heads(weight, _behind(s.nope_dim, order)))
+            product = ctx.backend.pack_linear(reorder_heads(weight, _behind(s.nope_dim, order)))
+            self._query_up = NormedLinear(ctx, product)
         self._latent_norm = RMSNorm(ctx, f"{prefix}.kv_a_layernorm", s.rank, INNER_EPS)
         self._inner_norm = LatentNorm(self._latent_norm.weight, INNER_EPS)
         self.up = _load_up(ctx, f"{prefix}.kv_b_proj.weight", s)
@@ -102,7 +103,7 @@ class LatentAttention:
     def _attend(self, q: Tensor, latent: Tensor, step: ForwardPass) -> Tensor:
         """[T, num_heads, value_dim] of what the first product gives."""
         if self._query_norm is not None and self._query_up is not None:
-            q = self._query_up(self._query_norm(q))
+            q, _ = self._query_up.after_norm(q, None, self._query_norm)
         q = q.view(-1, self._sizes.num_heads, self._sizes.key_dim)
         turn, fused = step.turn(self._rotary), step.takes_latent_projections(self.index)
         if fused is not None:
