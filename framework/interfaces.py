@@ -164,6 +164,15 @@ class FusesNorm(Protocol):
         """(silu_and_mul of that product: [T, out / 2], x + residual)."""
 
 
+@runtime_checkable
+class Widens(Protocol):
+    """Of a `Linear` of a float32 weight that takes rows of 16 bits as they are; a backend's products need not have
+    it."""
+
+    def widened(self, x: Tensor) -> Tensor:
+        """[T, out] float32: the product of x.float(), [T, in], up to the order of its sums; x in any dtype."""
+
+
 class LayerOps(Protocol):
     """Elementwise operations of a layer that a backend may fuse; the torch reference is `framework.layers.ops`."""
 

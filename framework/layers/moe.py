@@ -6,10 +6,12 @@ Families hand over their routing and the weights, in whichever layout the checkp
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from framework.interfaces import ExpertWeights, ModelContext, Routing
+from framework.interfaces import ExpertWeights, Linear, ModelContext, Routing, Widens
 from framework.layers.experts import sigmoid
 from framework.layers.linear import load_linear
 from framework.layers.norm import Norm
@@ -77,6 +79,11 @@ class SharedExperts:
         return out if self._gate is None else out * sigmoid(self._gate(x).float()).to(x.dtype)
 
 
+def widening(product: Linear) -> Callable[[Tensor], Tensor]:
+    """A float32 product of x in any dtype: in one launch, where the backend has that."""
+    return product.widened if isinstance(product, Widens) else lambda x: product(x.float())
+
+
 class SparseMLP:
     """`layers.decoder.FeedForward` in which each token uses a few of many experts.
 
@@ -104,7 +111,7 @@ class SparseMLP:
         name, wide = f"{prefix}.{router}", torch.float32
         weight = ctx.weights.take(f"{name}.weight", (num_experts, hidden_size), wide)
         bias = ctx.weights.take(f"{name}.bias", (num_experts,), wide) if router_bias else None
-        self._router = ctx.backend.pack_linear(weight, bias)
+        self._router = widening(ctx.backend.pack_linear(weight, bias))
         self._experts = ctx.add_experts(prefix, weights, routing)
         self._shared = shared
 
@@ -113,5 +120,5 @@ class SparseMLP:
     ) -> tuple[Tensor, Tensor]:
         """(block of norm(x + residual), x + residual), both [T, H]; the arguments' memory may be reused."""
         x, residual = norm.add(x, residual)
-        out = self._experts(x, self._router(x.float()), num_tokens)
+        out = self._experts(x, self._router(x), num_tokens)
         return (out if self._shared is None else out + self._shared(x)), residual

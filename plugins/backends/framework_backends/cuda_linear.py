@@ -20,6 +20,7 @@ from framework_backends.triton.launches import is_interpreted, launch_words, lau
 from framework_backends.triton.matrices import matrix_kernel
 from framework_backends.triton.products import Row, Target, few_rows_kernel, gemv_kernel
 from framework_backends.triton.splits import split_kernel
+from framework_backends.triton.wide import wide_kernel
 
 FEW, SOME = 16, 64
 """Most rows of `few_rows_kernel`, for which those of one matrix instruction cost the same, and of `split_kernel`."""
@@ -33,11 +34,47 @@ class CudaLinearPacker:
         self._dependent = launches_dependent()
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """A product [T, in] -> [T, out] of weight [out, in]; the fast ones have `interfaces.FusesNorm` as well."""
+        """A product [T, in] -> [T, out] of weight [out, in]; the fast ones have `interfaces.FusesNorm` as well, and all
+        have `interfaces.Widens`."""
         weight = weight.contiguous()
         if self._batch_invariant:
             return InvariantLinear(weight, bias, dependent=self._dependent)
         return CudaLinear(weight, bias, choose_tiles(weight.dtype, *weight.shape), dependent=self._dependent)
+
+
+# -------------------------------------------------------------------------------------------------------- wide products
+
+
+@dataclass(frozen=True)
+class WideTiles:
+    """A tile of `wide_kernel`: rows, outputs, columns side by side, warps."""
+
+    rows: int
+    outputs: int
+    columns: int
+    warps: int
+
+
+WIDE_TILES = WideTiles(8, 4, 256, warps=4)
+"""Of any number of rows, and of all where bits are not to depend on it."""
+_FEW_WIDE = 4
+
+
+def choose_wide_tiles(num_rows: int) -> WideTiles:
+    """Tiles for up to SOME rows: for very few of them a program has one output, and as many rows as there are."""
+    return WIDE_TILES if num_rows > _FEW_WIDE else WideTiles(triton.next_power_of_2(num_rows), 1, 1024, warps=4)
+
+
+def wide_product(x: Tensor, weight: Tensor, bias: Tensor | None, tiles: WideTiles, *, dependent: bool) -> Tensor:
+    """[T, out] float32 of x [T, in] of 16 bits and a float32 weight [out, in], in one launch."""
+    assert x.stride(1) == 1, f"rows must be contiguous, strides are {x.stride()}"
+    num_rows, (outputs, columns) = len(x), weight.shape
+    y = torch.empty(num_rows, outputs, dtype=torch.float32, device=x.device)
+    wide_kernel[(triton.cdiv(outputs, tiles.outputs), triton.cdiv(num_rows, tiles.rows))](
+        x, x.stride(0), weight, bias, y, num_rows, N=outputs, K=columns, BM=tiles.rows, BN=tiles.outputs,
+        BK=tiles.columns, num_warps=tiles.warps, **launch_words(pays(dependent, num_rows)),
+    )  # fmt: skip
+    return y
 
 
 # -------------------------------------------------------------------------------------------------------- fast products
@@ -158,6 +195,12 @@ class CudaLinear:
     def __call__(self, x: Tensor) -> Tensor:
         product = self._in_one_launch(x, gated=False)
         return functional.linear(x, self._weight, self._bias) if product is None else product
+
+    def widened(self, x: Tensor) -> Tensor:
+        """See `interfaces.Widens`."""
+        if x.dtype == torch.float32 or not 0 < len(x) <= SOME:
+            return self(x.float())
+        return wide_product(x, self._weight, self._bias, choose_wide_tiles(len(x)), dependent=self._dependent)
 
     def after_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """See `interfaces.FusesNorm`."""
@@ -288,3 +331,9 @@ class InvariantLinear:
             num_warps=tiles.warps, num_stages=tiles.stages, **launch_words(self._dependent),
         )  # fmt: skip
         return y
+
+    def widened(self, x: Tensor) -> Tensor:
+        """See `interfaces.Widens`; float32 rows take `matrix_kernel`, whatever their number."""
+        if x.dtype == torch.float32 or len(x) == 0:
+            return self(x.float())
+        return wide_product(x, self._weight, self._bias, WIDE_TILES, dependent=self._dependent)
