@@ -79,7 +79,7 @@ class RandomWeights:
     def has(self, name: str) -> bool:
         if self.known is not None:
             return name in self.known
-        is_tied = self.config.get("tie_word_embeddings") and name == "lm_head.weight"
+        is_tied = self.config.get("tie_word_embeddings") and name.endswith("lm_head.weight")
         return not is_tied and not name.endswith(_QUANTIZED)
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:

@@ -38,7 +38,8 @@ class FullAttention:
         scores = q @ k.transpose(1, 2) * spec.scale
         if spec.softcap is not None:
             scores = torch.tanh(scores / spec.softcap) * spec.softcap
-        apart = torch.arange(scores.shape[-2])[:, None] - torch.arange(scores.shape[-1])
+        places = torch.arange(scores.shape[-1], device=scores.device)
+        apart = places[:, None] - places
         hidden = apart < 0
         if spec.window is not None:
             hidden |= apart >= spec.window
@@ -57,7 +58,8 @@ class FullAttention:
         keys = torch.cat((keys, latent[:, rank:].float().expand(len(keys), -1, -1)), -1)
         values = torch.einsum("hvr,tr->htv", up.values.float(), latent[:, :rank].float())
         scores = q.transpose(0, 1).float() @ keys.transpose(1, 2) * self.layers[layer].scale
-        apart = torch.arange(scores.shape[-2])[:, None] - torch.arange(scores.shape[-1])
+        places = torch.arange(scores.shape[-1], device=scores.device)
+        apart = places[:, None] - places
         return (scores.masked_fill(apart < 0, float("-inf")).softmax(-1) @ values).transpose(0, 1)
 
 

@@ -66,7 +66,7 @@ class DummySource:
 
     def has(self, name: str) -> bool:
         """Any name is there, but for the head of a tied model and quantized forms of a tensor."""
-        return not (self.tied and name == "lm_head.weight") and not name.endswith(QUANTIZED)
+        return not (self.tied and name.endswith("lm_head.weight")) and not name.endswith(QUANTIZED)
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         out = torch.empty(tuple(shape), dtype=dtype or self.dtype, device=self.device)

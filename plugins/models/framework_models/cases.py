@@ -76,6 +76,19 @@ gemma3 = _cases(
         },
     },
 )  # fmt: skip
+gemma3_images = _cases(
+    "gemma3",
+    "Gemma3ForImages",
+    "Gemma3ForConditionalGeneration",
+    {
+        **dict.fromkeys(_SIZES), "vocab_size": _SIZES["vocab_size"], "max_position_embeddings": MAX_LEN,
+        "tie_word_embeddings": False,
+        "text_config": {
+            "hidden_size": 64, "intermediate_size": 40, "num_hidden_layers": 2, "head_dim": 8, "sliding_window": 9,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window_pattern": 2,
+        },
+    },
+)  # fmt: skip
 gpt2 = _cases(
     "gpt2",
     "Gpt2",

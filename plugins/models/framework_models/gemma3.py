@@ -22,7 +22,6 @@ from framework_models.gemma2 import ACTIVATION, HEAD_DIM, Gemma2
 
 _THETA, _WINDOW_THETA = 1_000_000.0, 10_000.0
 _SIZES = {"num_attention_heads": 8, "num_key_value_heads": 4}  # of a text_config that has none
-_LIFTED = ("vocab_size", "max_position_embeddings", "tie_word_embeddings", "quantization_config")  # stand outside of it
 _PATTERN = 6  # every so many layers one has no window, where config.json does not say
 
 
@@ -73,7 +72,8 @@ def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     text = config.get("text_config")
     if not isinstance(text, Mapping):
         raise CheckpointError(f"config.json: text_config must be an object with the text model's keys, got {text!r}.")
-    return {**_SIZES, **{key: config[key] for key in _LIFTED if key in config}, **text}
+    beside = {key: value for key, value in config.items() if key not in ("text_config", "vision_config")}
+    return {**_SIZES, **beside, **text}
 
 
 class _TextWeights:

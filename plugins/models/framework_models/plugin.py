@@ -12,12 +12,7 @@ def framework_components() -> list[ComponentSpec]:
         _family("deepseek_v3", "deepseek_v3:DeepseekV3", "DeepseekV3ForCausalLM"),
         _family("gemma2", "gemma2:Gemma2", "Gemma2ForCausalLM"),
         _family("gemma3", "gemma3:Gemma3", "Gemma3ForCausalLM"),
-        ComponentSpec(
-            "model",
-            "gemma3_images",
-            "framework_models.gemma3:Gemma3ForImages",
-            provides=("Gemma3ForConditionalGeneration",),
-        ),
+        _family("gemma3_images", "gemma3:Gemma3ForImages", "Gemma3ForConditionalGeneration"),
         _family("gpt2", "gpt2:Gpt2", "GPT2LMHeadModel"),
         _family("gpt_oss", "gpt_oss:GptOss", "GptOssForCausalLM"),
         _family("llama", "llama:Llama", "LlamaForCausalLM"),
