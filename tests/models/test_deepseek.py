@@ -8,7 +8,6 @@ from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Conf
 
 from framework.errors import CheckpointError
 from framework.layers import ops
-from framework.layers.latent import attention_scale
 from framework.layers.moe import SparseMLP
 from framework_loaders.dummy import DummySource
 from framework_loaders.safetensors import SafetensorsLoader
@@ -174,12 +173,6 @@ def test_layers_are_declared_as_one_latent_a_token(build_model):
         ("latent", "latent", 4, 1, 32, 24)
     ] * 3
     assert layers[0].scale == pytest.approx(18**-0.5)
-
-
-def test_mscale_scales_scores_twice():
-    """DeepSeek-V2-Lite: (0.1 * 0.707 * ln 40 + 1)^2 / sqrt(192)."""
-    assert attention_scale(192, 40.0, 0.707) == pytest.approx(0.1147213867929261, abs=1e-7)
-    assert attention_scale(192) == attention_scale(192, 1.0, 0.707) == attention_scale(192, 40.0) == 192**-0.5
 
 
 def dummy(build_model, name, edits):
