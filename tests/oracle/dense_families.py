@@ -15,7 +15,7 @@ SIZES: dict[str, Any] = {
     "bos_token_id": None, "pad_token_id": None,
 }  # fmt: skip
 _SHORT = [1.0, 1.5, 4.0]
-_LONGROPE = {
+LONGROPE = {
     "rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.75, "factor": 4.0,
     "short_factor": _SHORT, "long_factor": [3 * x for x in _SHORT], "original_max_position_embeddings": MAX_LEN,
 }  # fmt: skip
@@ -48,7 +48,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", _GPT2),
     "mistral": ("MistralForCausalLM", SIZES | {"sliding_window": 21, "head_dim": 16, "num_hidden_layers": 2}),
     "olmo2": ("Olmo2ForCausalLM", SIZES | {"attention_bias": True}),
-    "phi3": ("Phi3ForCausalLM", SIZES | {"sliding_window": 40, "rope_parameters": _LONGROPE, "num_hidden_layers": 2}),
+    "phi3": ("Phi3ForCausalLM", SIZES | {"sliding_window": 40, "rope_parameters": LONGROPE, "num_hidden_layers": 2}),
     "qwen2": (
         "Qwen2ForCausalLM",
         SIZES | {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 2, "tie_word_embeddings": True},
@@ -59,14 +59,14 @@ SEEDS = dict.fromkeys(FAMILIES, 1) | {"gemma2": 3, "gpt2": 2, "olmo2": 29, "qwen
 """Of which the continuations are clear of ties and not the same token all along."""
 
 
-def save(name: str, folder: Path) -> Path:
-    """The checkpoint of a family, with norms and biases that are not neutral."""
+def save(name: str, folder: Path, **edits: Any) -> Path:
+    """The checkpoint of a family, with norms and biases that are not neutral. edits: of its sizes."""
     import transformers
 
     architecture, words = FAMILIES[name]
     made = getattr(transformers, architecture)
     torch.manual_seed(SEEDS[name])
-    model = made(made.config_class(**words)).float()
+    model = made(made.config_class(**{**words, **edits})).float()
     with torch.no_grad():
         for weight_name, weight in model.named_parameters():
             if weight_name.endswith("bias") or "norm" in weight_name or ".ln_" in weight_name:
