@@ -116,6 +116,17 @@ def test_a_quantised_tensor_is_refused_instead_of_read_without_its_scale(folder)
         opened(folder).take("a", (2, 3))
 
 
+def test_bytes_are_read_where_bytes_are_asked_for_and_nowhere_else(folder):
+    codes = torch.tensor([[0, 7, 255]], dtype=torch.uint8)
+    save_file({"codes": codes, "a": A}, folder / "model.safetensors")
+    source = opened(folder)
+    assert torch.equal(source.take("codes", (1, 3), torch.uint8), codes)
+    with pytest.raises(CheckpointError, match=r"tensor 'codes' is stored as U8; .* not built yet .read: F64, F32"):
+        source.take("codes", (1, 3))
+    with pytest.raises(CheckpointError, match=r"tensor 'a' is stored as F32; .* not built yet .read: U8"):
+        source.take("a", (2, 3), torch.uint8)
+
+
 @pytest.mark.parametrize("key", ["auto_map", "trust_remote_code"])
 def test_code_that_comes_with_a_checkpoint_is_refused_by_name(folder, key):
     (folder / "config.json").write_text(json.dumps({key: {"AutoModel": "modeling_x.X"}}))
