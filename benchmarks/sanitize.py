@@ -234,6 +234,11 @@ def layers(device: torch.device) -> None:
             near(one, other)
         gate_up = normal((count, 2 * 1100), 3)
         near(ours.silu_and_mul(gate_up.to(device)), layer_reference.silu_and_mul(gate_up))
+        near(ours.gelu_tanh_and_mul(gate_up.to(device)), layer_reference.gelu_tanh_and_mul(gate_up))
+        near(ours.soft_cap(gate_up.to(device, copy=True), 2.0), layer_reference.soft_cap(gate_up, 2.0))
+        wide = weight.float()
+        near(ours.rms_norm(heads.to(device)[:, :3], wide.to(device), 1e-5),
+             layer_reference.rms_norm(heads[:, :3], wide, 1e-5))  # fmt: skip
         cos, sin = normal((2, count, 1, 72), 4, torch.float32)
         near(ours.rotate(heads.to(device)[:, :3], cos.to(device), sin.to(device)),
              layer_reference.rotate(heads[:, :3], cos, sin))  # fmt: skip

@@ -32,6 +32,9 @@ for rows in (1, 16, 32):
 InvariantLinear(weight, None, dependent=True)(weight[:64])
 norms.rms_norm(weight[:32].view(32, 16, 64)[:, :5], factor[:64], 1e-6, dependent=True)
 activations.silu_and_mul(weight[:32], dependent=True)
+norms.add_rms_norm(weight[:32], weight[:32].clone(), factor.float(), 1e-6, in_place=True, dependent=True)
+activations.gelu_tanh_and_mul(weight[:32], dependent=True)
+activations.soft_cap(weight[:32], 30.0, dependent=True)
 activations.rotate(weight[:32].view(32, 16, 64)[:, :5], cos, cos, dependent=True)
 
 
@@ -54,5 +57,5 @@ print(*sorted(assembly))
 def test_kernels_of_a_layer_compile_and_ask_for_weights_before_they_wait(tmp_path):
     environment = {"PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
-    kernels = "few_rows_kernel gate_kernel gemv_kernel matrix_kernel norm_kernel rotate_kernel split_kernel"
+    kernels = "cap_kernel few_rows_kernel gate_kernel gemv_kernel matrix_kernel norm_kernel rotate_kernel split_kernel"
     assert done.stdout.strip() == kernels, done.stderr[-3000:]
