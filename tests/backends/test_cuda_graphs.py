@@ -159,7 +159,7 @@ def test_steps_are_rehearsed_one_by_one_and_one_that_fails_harms_nobody(recordin
 @pytest.mark.parametrize("rows", [(1, 2, 4, 8, 16, 24, 32, 40, 64, 72, 128, 200, 256), (1, 2, 3), (40,), ()])
 def test_buckets_that_tell_all_kernels_are_the_last_below_each_border(rows: tuple[int, ...]) -> None:
     told = CudaBackend.telling(SimpleNamespace(), [Bucket(n, n, n, 1) for n in reversed(rows)])  # type: ignore[arg-type]
-    wanted = {max((n for n in rows if n <= border), default=None) for border in (1, 16, 31, 32, 64, 128, 512)}
+    wanted = {max((n for n in rows if n <= border), default=None) for border in (1, 2, 4, 16, 31, 32, 64, 128, 512)}
     assert {bucket.requests for bucket in told} == wanted - {None}
     assert len(told) <= 7
 

@@ -44,7 +44,7 @@ from framework_backends.triton.sampler_ops import TritonSamplerOps
 _SMALL, _STEP, _MAX_GRAPH_ROWS = (1, 2, 4), 8, 512
 """Rows of the padded steps: a row more costs little where eight share a tile of a product, and much memory is not
 spent on batches that nobody runs."""
-_BORDERS = (1, 16, 31, 32, 64, 128, 256, _MAX_GRAPH_ROWS, 1024, 2048)
+_BORDERS = (1, 2, 4, 16, 31, 32, 64, 128, 256, _MAX_GRAPH_ROWS, 1024, 2048)
 """Rows up to which products, experts, the sampler and attention take one kernel. One that is not here costs time: what
 it parts is compiled where it first runs."""
 

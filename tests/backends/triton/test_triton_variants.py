@@ -3,6 +3,7 @@
 It runs on the host with our launches, for a device that is not there: a launch is noted, and nothing is computed.
 """
 
+import json
 import subprocess
 import sys
 
@@ -28,18 +29,20 @@ def noted(*, key, fn, **told):
 
 
 knobs.runtime.jit_cache_hook = noted
-torch.empty = torch.zeros  # what is not computed is 0, and token 0 is one of the vocabulary
+empty = torch.empty
+torch.empty = lambda *size, **words: empty(*size, **words).zero_()  # what is not computed is 0, a token that there is
 
 import framework_attention.cpu
 import framework_attention.triton.attention as attention
 import framework_backends.cpu as cpu
 from framework import LLM, SamplingParams
-from framework_backends import cuda_layer_ops, cuda_linear
+from framework_backends import cuda_experts, cuda_layer_ops, cuda_linear
 from framework_backends.cuda import CudaBackend
 from framework_backends.cuda_step_ops import CudaStepOps
 from framework_backends.triton.sampler_ops import TritonSamplerOps
 
-cuda_layer_ops.launches_dependent = cuda_linear.launches_dependent = lambda: True
+for module in (cuda_experts, cuda_layer_ops, cuda_linear):
+    module.launches_dependent = lambda: True
 attention._num_multiprocessors, attention._shared_bytes = lambda device: 132, lambda device: 232448
 
 
@@ -52,6 +55,10 @@ class Backend(cpu.CpuBackend):
         super().__init__(options, ctx)
         self.step_ops, self.layer_ops = CudaStepOps(), cuda_layer_ops.CudaLayerOps()
         self.sampler_ops, self._packer = TritonSamplerOps(), cuda_linear.CudaLinearPacker(ctx.batch_invariant)
+        self._experts_packer = cuda_experts.CudaExpertsPacker(ctx.batch_invariant)
+
+    def pack_experts(self, weights, routing):
+        return self._experts_packer.pack(weights, routing)
 
     def compile_ahead(self, steps):
         for step in steps:
@@ -99,23 +106,29 @@ with LLM(Path(sys.argv[1]), overrides=words) as llm:
 print(*wanted)
 """
 )
-CONFIG = """{
-  "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 1, "hidden_act": "silu",
-  "rms_norm_eps": 1e-6, "max_position_embeddings": 8192, "tie_word_embeddings": true, "rope_theta": 1e6,
-  "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
-  "vocab_size": 1024, "eos_token_id": 1, "bos_token_id": 0, "attention_bias": false
-}"""
+DENSE = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 1, "hidden_act": "silu",
+    "rms_norm_eps": 1e-6, "max_position_embeddings": 8192, "tie_word_embeddings": True, "rope_theta": 1e6,
+    "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+    "vocab_size": 1024, "eos_token_id": 1, "bos_token_id": 0, "attention_bias": False,
+}  # fmt: skip
+MIXTURE = {
+    **DENSE, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "moe_intermediate_size": 128,
+    "num_experts": 16, "num_experts_per_tok": 4, "norm_topk_prob": True, "decoder_sparse_step": 1,
+}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def wanted(tmp_path_factory):
+@pytest.fixture(scope="module", params=[DENSE, MIXTURE], ids=["dense", "mixture"])
+def wanted(request, tmp_path_factory):
     """Names of the kernels that were not there when they were launched, in order, between words that say where."""
     folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(CONFIG)
+    (folder / "config.json").write_text(json.dumps(request.param))
     environment = {"PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(folder)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.split()
+    words = done.stdout.split()
+    assert ("grouped_kernel" in words) == (request.param is MIXTURE)
+    return words
 
 
 def test_kernels_are_compiled_together_before_anything_runs(wanted):
