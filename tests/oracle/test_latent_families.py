@@ -67,6 +67,17 @@ def test_attention_that_serves_latents_is_chosen_and_keeps_one_a_token(
     assert facts["kv_bytes"] == facts["num_blocks"] * facts["block_size"] * SIZES["num_hidden_layers"] * kept * 4
 
 
+def test_attention_of_deepseek_v2_lite_keeps_30_kib_a_token(tmp_path: Path) -> None:
+    """27 layers of 512 + 64 values, in whatever width the rest of the model has: 31,104 bytes in bfloat16."""
+    lite = {"num_hidden_layers": 27, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+    words = {**SIZES, **lite, "v_head_dim": 128, "q_lora_rank": None, "architectures": ["DeepseekV2ForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(words))
+    overrides = ["backend=cpu", "engine.dtype=bfloat16", "engine.load_format=dummy", "kv_cache.num_blocks=10"]
+    with LLM(model=str(tmp_path), overrides=overrides) as llm:
+        facts = llm.engine.facts
+    assert facts["kv_bytes"] / (facts["num_blocks"] * facts["block_size"]) == 31_104 == 30.375 * 1024
+
+
 def with_a_layer_behind(folder: Path, target: Path, num_declared: int) -> Path:
     """The checkpoint with weights of one further layer, and a config that declares so many that predict further."""
     shutil.copytree(folder, target)
