@@ -1,22 +1,19 @@
 """The contract suite of attention plugins: the shared table of shapes against a float64 reference, on any backend.
 
-Knows no layout of KV memory: what a request has computed before a step is written by the plugin itself, in an earlier
-step. A plugin for latent layers is held against a table of its own by the same checks. `framework.testing.attention`
-has the shapes and the reference. Called by `run=check` and by tests.
+A plugin for latent layers is held against a table of its own by the same checks. `framework.testing.attention` has the
+shapes and the reference, `attention_engine` a layer with its memory. Called by `run=check` and by tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from framework.batch import NULL_BLOCK, NULL_ROW, InputBatch
-from framework.interfaces import AttentionCaps, AttentionContext, Backend, Bucket, LatentUp
+from framework.batch import NULL_BLOCK
+from framework.interfaces import AttentionCaps, TakesLatentProjections, TakesProjections
 from framework.testing.attention import (
     CASES,
     DEEPSEEK,
@@ -28,6 +25,7 @@ from framework.testing.attention import (
     build,
     reference,
 )
+from framework.testing.attention_engine import AttentionEngine, Recorded, compute_past, turnings
 from framework.testing.checking import Skipped, assert_all
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -83,126 +81,11 @@ class AttentionPlugin:
         return is_offered and (not caps.head_dims or case.kept[1] in caps.head_dims)
 
 
-class _Engine:
-    """An attention plugin with one layer's KV memory: that of a built case, whose further weights it knows."""
-
-    def __init__(
-        self, plugin: AttentionPlugin, built: BuiltCase, block_size: int, *, num_blocks: int = 0,
-        is_invariant: bool = False,
-    ) -> None:  # fmt: skip
-        case, dtype = built.case, built.q.dtype
-        self.backend: Backend = plugin.backend(dtype)
-        self.device = self.backend.device
-        longest = max(4096, *case.seq_lens, case.num_tokens)
-        limits = {"max_num_seqs": 64, "max_num_batched_tokens": longest, "max_model_len": longest}
-        ctx = AttentionContext(self.backend, block_size, dtype, batch_invariant=is_invariant, **limits)
-        self.attention = plugin.target(plugin.options, ctx)
-        layer = case.layer(None if built.sinks is None else built.sinks.to(self.device))
-        up = built.up
-        self._up = None if up is None else LatentUp(up.keys.to(self.device), up.values.to(self.device))
-        self.spec = self.attention.kv_spec(layer)
-        (self.kv,) = self.backend.allocate_kv([self.spec], num_blocks or built.num_blocks)
-        self.attention.bind([layer], [self.kv])
-
-    @property
-    def blocks(self) -> Tensor:
-        """The KV memory with its blocks along dimension 0."""
-        return self.kv.movedim(self.spec.shape.index(-1), 0)
-
-    def spoil(self) -> None:
-        """NaN in every block but the null one: what a former owner may have left."""
-        self.blocks[NULL_BLOCK + 1 :] = float("nan")
-
-    def arrive(self, rows: Sequence[int]) -> None:
-        for row in rows:
-            self.attention.add_request(row)
-
-    def step(self, batch: InputBatch, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        on_device = replace(
-            batch,
-            **{name: getattr(batch, name).to(self.device) for name in _TENSORS},
-            slot_mapping=tuple(t.to(self.device) for t in batch.slot_mapping),
-            block_table=tuple(t.to(self.device) for t in batch.block_table),
-        )
-        return self.attend(self.attention.plan(on_device, 0), *(t.to(self.device) for t in (q, k, v))).cpu()
-
-    def attend(self, plan: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The layer's attention by a plan, all on the device."""
-        out: Tensor
-        out = plan.forward(0, q, k, v) if self._up is None else plan.forward_latent(0, q, k[:, 0], self._up)
-        return out
-
-
-_TENSORS = (
-    "input_ids", "positions", "query_start_loc", "seq_lens", "idx_mapping", "logits_indices", "expanded_idx_mapping",
-    "draft_offset",
-)  # fmt: skip
-
-
 def _run(plugin: AttentionPlugin, built: BuiltCase, block_size: int, *, is_invariant: bool = False) -> Tensor:
     """The step of the case, after a step that computed what it finds there, in memory full of NaN."""
-    engine = _Engine(plugin, built, block_size, is_invariant=is_invariant)
-    _compute_past(engine, built, block_size)
+    engine = AttentionEngine(plugin, built, block_size, is_invariant=is_invariant)
+    compute_past(engine, built, block_size)
     return engine.step(built.batch, built.q, built.k, built.v)
-
-
-def _compute_past(engine: _Engine, built: BuiltCase, block_size: int) -> None:
-    """A step that computes what the case finds there, in memory full of NaN."""
-    case, rows = built.case, built.batch.rows_np.tolist()
-    engine.spoil()
-    engine.arrive([row for row, length in zip(rows, case.seq_lens, strict=True) if length])
-    before = [i for i, computed in enumerate(case.computed) if computed]
-    if before:
-        lengths = tuple(case.computed[i] for i in before)
-        past = replace(case, computed=(0,) * len(before), scheduled=lengths, padding_tokens=0)
-        k, v = (torch.cat([built.past[i][side] for i in before]) for side in (0, 1))
-        q = torch.zeros(past.num_tokens, case.num_heads, case.query_dim, dtype=built.q.dtype)
-        engine.step(batch_of(past, block_size, [rows[i] for i in before], built.batch.block_table[0]), q, k, v)
-
-
-class _Recorded:
-    """A padded step of decodes that the backend compiles while all of its rows are padding, and runs for others.
-
-    built  the step with the longest request of all; the last token of each step is padding
-    """
-
-    def __init__(self, engine: _Engine, built: BuiltCase, block_size: int) -> None:
-        num_rows, longest = len(built.q), max(built.case.seq_lens) + 100
-        self._engine, device = engine, engine.device
-        self._batch = replace(
-            built.batch,
-            input_ids=built.batch.input_ids.to(device),
-            positions=torch.zeros(num_rows, dtype=torch.int64, device=device),
-            query_start_loc=torch.arange(num_rows + 1, device=device),
-            seq_lens=torch.zeros(num_rows, dtype=torch.int64, device=device),
-            idx_mapping=torch.full((num_rows,), NULL_ROW, device=device),
-            slot_mapping=(torch.arange(num_rows, device=device) % block_size,),
-            block_table=(torch.full((num_rows, 4 + longest // block_size), NULL_BLOCK, dtype=torch.int32).to(device),),
-            rows_np=np.full(num_rows, NULL_ROW, np.int32),
-            num_scheduled_tokens_np=np.ones(num_rows, np.int32),
-            logits_rows_np=np.arange(num_rows, dtype=np.int32),
-            seq_lens_max_np=np.full(num_rows, longest, np.int32),  # holds for any step
-        )
-        self._inputs = [torch.zeros_like(x, device=device) for x in (built.q, built.k, built.v)]
-        bucket = Bucket(num_rows, num_rows, num_rows, query_len=1)
-        self._run = engine.backend.compile(self._step, bucket)
-
-    def _step(self) -> Tensor:
-        return self._engine.attend(self._engine.attention.plan(self._batch, 0), *self._inputs)
-
-    def step(self, built: BuiltCase) -> Tensor:
-        """The case's step: only tensors tell of it."""
-        batch, n = built.batch, len(built.batch.seq_lens)
-        for mine, theirs in zip(self._inputs, (built.q, built.k, built.v), strict=True):
-            mine.copy_(theirs)
-        self._batch.positions.copy_(batch.positions)
-        self._batch.slot_mapping[0].copy_(batch.slot_mapping[0])
-        self._batch.seq_lens[:n] = batch.seq_lens.to(self._engine.device)
-        self._batch.idx_mapping[:n] = batch.idx_mapping.to(self._engine.device)
-        self._batch.block_table[0].zero_()
-        self._batch.block_table[0][:, : batch.block_table[0].shape[1]] = batch.block_table[0].to(self._engine.device)
-        out: Tensor = self._run()
-        return out.cpu()
 
 
 def _assert_close(plugin: AttentionPlugin, built: BuiltCase, out: Tensor, what: str) -> None:
@@ -252,7 +135,7 @@ def check_blocks_of_others_are_left_alone(plugin: AttentionPlugin) -> None:
     case = next(case for case in plugin.shapes() if case.name == "decodes_and_chunks_mixed")
     size = plugin.caps.block_sizes[0]
     built = build(case, size, plugin.dtype)
-    engine = _Engine(plugin, built, size, num_blocks=built.num_blocks + 2)  # two blocks that no table names
+    engine = AttentionEngine(plugin, built, size, num_blocks=built.num_blocks + 2)  # two blocks that no table names
     blocks = engine.blocks
     blocks[:] = 1.5
     named = {int(b) for row in built.batch.rows_np.tolist() for b in built.batch.block_table[0][row]} | {NULL_BLOCK}
@@ -268,7 +151,7 @@ def check_row_is_reused(plugin: AttentionPlugin) -> None:
     case, size = plugin.fitted(AttentionCase("whole_prompt", (0,), (37,))), plugin.caps.block_sizes[0]
     first, second = build(case, size, plugin.dtype, seed=1), build(replace(case, scheduled=(20,)), size, plugin.dtype)
     second.up = first.up  # the layer stays
-    engine = _Engine(plugin, first, size)
+    engine = AttentionEngine(plugin, first, size)
     for built in (first, second):
         row = int(built.batch.rows_np[0])
         engine.arrive([row])
@@ -299,11 +182,11 @@ def _check_recorded(plugin: AttentionPlugin, case: AttentionCase) -> None:
     made = [build(step, size, plugin.dtype, seed) for seed, step in enumerate(steps)]
     for built in made:
         built.sinks, built.up = made[0].sinks, made[0].up  # the layer stays
-    engine = _Engine(plugin, made[0], size, num_blocks=max(built.num_blocks for built in made))
+    engine = AttentionEngine(plugin, made[0], size, num_blocks=max(built.num_blocks for built in made))
     with torch.inference_mode():
-        recorded = _Recorded(engine, max(made, key=lambda built: max(built.case.seq_lens)), size)
+        recorded = Recorded(engine, max(made, key=lambda built: max(built.case.seq_lens)), size)
         for built in made:
-            _compute_past(engine, built, size)
+            compute_past(engine, built, size)
             _assert_close(plugin, built, recorded.step(built), "a step that was recorded for others")
 
 
@@ -316,7 +199,7 @@ def check_chunks_of_any_size_give_the_whole_prompt(plugin: AttentionPlugin) -> N
     for case in _with_and_without_all(plugin, AttentionCase("whole_prompt", (0,), (PROMPT,))):
         whole = build(case, size, plugin.dtype)
         for step in CHUNKS:
-            engine = _Engine(plugin, whole, size)
+            engine = AttentionEngine(plugin, whole, size)
             engine.spoil()
             engine.arrive(whole.batch.rows_np.tolist())
             parts = [
@@ -348,8 +231,8 @@ def check_blocks_behind_the_window_are_not_read(plugin: AttentionPlugin) -> None
         case = replace(case, computed=tuple(n and n + 3 * size for n in case.computed))
         for name, value in (("the null block", 1e4), ("a block of another request", float("nan"))):
             built = build(case, size, plugin.dtype)
-            engine = _Engine(plugin, built, size, num_blocks=built.num_blocks + 1)
-            _compute_past(engine, built, size)
+            engine = AttentionEngine(plugin, built, size, num_blocks=built.num_blocks + 1)
+            compute_past(engine, built, size)
             other = NULL_BLOCK if name == "the null block" else built.num_blocks
             checked += _free(engine, built, size, other)
             engine.blocks[other] = value if plugin.dtype is not torch.float16 else min(value, 1e2)
@@ -358,7 +241,7 @@ def check_blocks_behind_the_window_are_not_read(plugin: AttentionPlugin) -> None
     assert checked, f"{plugin.name}: no case of the table has a block behind its window"
 
 
-def _free(engine: _Engine, built: BuiltCase, block_size: int, other: int) -> int:
+def _free(engine: AttentionEngine, built: BuiltCase, block_size: int, other: int) -> int:
     """Blocks wholly behind the window of the step's first query are spoilt, and `other` stands in their place."""
     case, table, count = built.case, built.batch.block_table[0], 0
     for row, computed in zip(built.batch.rows_np.tolist(), case.computed, strict=True):
@@ -367,6 +250,23 @@ def _free(engine: _Engine, built: BuiltCase, block_size: int, other: int) -> int
         table[row, :behind] = other
         count += behind
     return count
+
+
+def check_projections_give_what_turned_heads_give(plugin: AttentionPlugin) -> None:
+    """What a plan with `forward_projections`, or `forward_latent_projections`, does by itself."""
+    protocol = TakesLatentProjections if plugin.caps.latent else TakesProjections
+    size = plugin.caps.block_sizes[0]
+    for case in (case for case in plugin.shapes() if case.name in MIXED):
+        built = build(case, size, plugin.dtype)
+        for turning in turnings(built):
+            engine = AttentionEngine(plugin, built, size)
+            compute_past(engine, built, size)
+            plan = engine.planned(built.batch)
+            if not isinstance(plan, protocol):
+                raise Skipped("its plans leave norms and rotation to the model")
+            is_turned = [part is not None for part in turning]
+            what = f"heads as they are projected, (rotation, norms) = {tuple(is_turned)}"
+            _assert_close(plugin, turning.turned(built), engine.project(plan, built, turning), what)
 
 
 def check_requests_alone_give_the_same_bits(plugin: AttentionPlugin) -> None:
@@ -413,6 +313,7 @@ CHECKS = (
     check_chunks_of_any_size_give_the_whole_prompt,
     check_blocks_behind_the_window_are_not_read,
     check_recorded_steps_serve_other_requests,
+    check_projections_give_what_turned_heads_give,
     check_requests_alone_give_the_same_bits,
 )
 

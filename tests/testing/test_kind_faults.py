@@ -7,6 +7,7 @@ import torch
 
 from framework.batch import NULL_BLOCK
 from framework.interfaces import BackendContext
+from framework.layers import ops
 from framework.scheduler import Scheduler
 from framework.testing import attention_suite, backends, loaders, policies, schedulers
 from framework.testing.attention_suite import AttentionPlugin
@@ -118,6 +119,28 @@ class GathersAllBlocks(CpuAttention):
         return plan
 
 
+class TurnsBeforeItNormalises(CpuAttention):
+    """Of norms and a rotation the order counts; alone each is right."""
+
+    def plan(self, batch, group):
+        plan, specs = super().plan(batch, group), self._layers
+
+        class Projects:
+            def forward_projections(self, layer, heads, rotation, norms):
+                spec = specs[layer].spec
+                q, k, v = heads.split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
+                if rotation is not None:
+                    cos, sin = rotation.table[rotation.positions].unsqueeze(2).unbind(1)
+                    q, k = ops.rotate(q, cos, sin), ops.rotate(k, cos, sin)
+                if norms is not None:
+                    q, k = ops.rms_norm(q, norms.q_weight, norms.eps), ops.rms_norm(k, norms.k_weight, norms.eps)
+                return plan.forward(layer, q, k, v)
+
+            forward = plan.forward
+
+        return Projects()
+
+
 class LeavesPaddingAsItIs(CpuAttention):
     def plan(self, batch, group):
         plan = super().plan(batch, group)
@@ -196,6 +219,8 @@ FAULTS = [
     (attention_suite.CHECKS, AttentionPlugin(CapsBehindTheScale, host), "output equals the reference", "case softcap"),
     (attention_suite.CHECKS, AttentionPlugin(GathersAllBlocks, host), "blocks behind the window are not read",
      "with a block of another request behind its window"),
+    (attention_suite.CHECKS, AttentionPlugin(TurnsBeforeItNormalises, host),
+     "projections give what turned heads give", "(rotation, norms) = (True, True)"),
     (attention_suite.CHECKS, AttentionPlugin(LeavesPaddingAsItIs, host), "padding gives zero", "for padding"),
     (attention_suite.CHECKS, AttentionPlugin(TrustsHostTwins, host), "recorded steps serve other requests",
      "recorded for others"),

@@ -93,7 +93,7 @@ def host(dtype):
 @pytest.mark.parametrize("check", CHECKS, ids=name_of)
 def test_latent_attention_in_plain_torch_keeps_the_contract(check):
     skipped = ("check_blocks_behind_the_window_are_not_read", "check_recorded_steps_serve_other_requests",
-               "check_requests_alone_give_the_same_bits")  # fmt: skip
+               "check_projections_give_what_turned_heads_give", "check_requests_alone_give_the_same_bits")  # fmt: skip
     if check.__name__ in skipped:
         with pytest.raises(Skipped):
             check(AttentionPlugin(Absorbed, host))
