@@ -30,14 +30,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 SEEDS = {"deepseek_v2": 1, "deepseek_v3": 1}
 
 
-def save(name: str, folder: Path) -> Path:
-    """The checkpoint of a family, with norms, biases and router biases that are not neutral."""
+def save(name: str, folder: Path, **edits: Any) -> Path:
+    """The checkpoint of a family, with norms, biases and router biases that are not neutral. edits: of its config."""
     import transformers
 
     architecture, words = FAMILIES[name]
     made = getattr(transformers, architecture)
     torch.manual_seed(SEEDS[name])
-    model = made(made.config_class(**SIZES, **words)).float()
+    model = made(made.config_class(**{**SIZES, **words, **edits})).float()
     with torch.no_grad():
         for key, value in [*model.named_parameters(), *model.named_buffers()]:
             if key.endswith("bias") or "norm" in key:
