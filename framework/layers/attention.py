@@ -87,7 +87,7 @@ class Attention:
     is_fused        the checkpoint has q, k and v as one tensor, `qkv_proj`, in this order
     products        the fused product and the output's, where a family loads them by itself
     scale           of the scores; None: head_dim ** -0.5
-    window, softcap, sinks as in `interfaces.LayerSpec`
+    window, softcap, sinks as in `interfaces.LayerSpec`; a window as long as max_model_len is none
     """
 
     __slots__ = (
@@ -136,6 +136,8 @@ class Attention:
             products = self._load_products(ctx, prefix, hidden_size, bias, out_bias, is_fused)
         self._qkv, self._out = NormedLinear(ctx, products[0]), products[1]
         self._load_norms(ctx, prefix, qk_norm_eps, qk_norm_factor, qk_norm_whole)
+        if window is not None and window >= ctx.max_model_len:
+            window = None  # it would hide nothing, and cost a KV group
         self.index = ctx.add_layer(
             "full" if window is None else "sliding",
             num_heads,

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers as hf
+from safetensors.torch import load_file, save_file
 
 from framework_models.gemma2 import Gemma2
 from framework_models.gemma3 import Gemma3, Gemma3ForImages
@@ -117,6 +118,16 @@ def test_logits_equal_transformers(case, tmp_path, build_model):
     assert [layer.kind for layer in built.ctx.layers] == [layer.group for layer in built.ctx.layers]
     assert expected.abs().max() > 1  # peaked enough to show an error
     torch.testing.assert_close(built.logits(IDS), expected, atol=TOLERANCE, rtol=1e-5)
+
+
+def test_first_checkpoints_of_gpt2_have_no_prefix_and_carry_masks(tmp_path, build_model):
+    expected = saved(tmp_path, hf.GPT2Config(**GPT2), hf.GPT2LMHeadModel)
+    tensors = load_file(tmp_path / "model.safetensors")
+    bare = {name.removeprefix("transformer."): value for name, value in tensors.items()}
+    masks = {f"h.{i}.attn.bias": torch.ones(1, 1, 64, 64) for i in range(3)}
+    save_file(bare | masks, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    found = ours(build_model, tmp_path, Gpt2, leaves=Gpt2.ignored_weights).logits(IDS)
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=1e-5)
 
 
 def test_text_model_of_a_checkpoint_that_sees_images_is_served_without_the_rest(tmp_path, build_model):

@@ -129,7 +129,17 @@ def test_keys_without_effect_on_the_output_are_accepted(build_model):
 
 @pytest.mark.parametrize(("target", "windows"), [(Mistral, [4096] * 2), (Gemma2, [4096, None]), (Qwen2, [None] * 2)])
 def test_a_window_that_config_json_leaves_out_is_that_of_the_family(target, windows, build_model):
-    built = build_model(target, {**CONFIG, "num_hidden_layers": 2}, weights())
-    assert [layer.window for layer in built.ctx.layers] == windows
-    without = build_model(target, {**CONFIG, "num_hidden_layers": 2, "sliding_window": None}, weights())
-    assert [layer.window for layer in without.ctx.layers] == [None] * 2
+    def found(length, **edits):
+        config = {**CONFIG, "num_hidden_layers": 2, **edits}
+        return [layer.window for layer in build_model(target, config, weights(), max_model_len=length).ctx.layers]
+
+    assert found(4097) == windows
+    assert found(4097, sliding_window=None) == [None] * 2
+
+
+def test_a_window_that_hides_nothing_is_none(build_model):
+    def layer(length):
+        return build_model(Mistral, {**CONFIG, "sliding_window": 32}, weights(), max_model_len=length).ctx.layers[0]
+
+    assert (layer(32).group, layer(32).window) == ("full", None)
+    assert (layer(33).group, layer(33).window) == ("sliding", 32)
