@@ -31,6 +31,7 @@ FACTORS: dict[str, list[Any]] = {
     "chunk": [7, 4096],
     "cache": ["off", "warm"],
     "steps": ["sync", "async"],
+    "dtype": ["float32", "bfloat16"],
 }
 CASES = covering(FACTORS)
 NUM_GROUPS = {"gpt_oss": 2}
@@ -40,7 +41,6 @@ CONSTRAINTS: dict[str, dict[str, Any] | None] = {
     "regex": {"regex": "[ab]{4,9}(ca|bc)+"},
     "choice": {"choice": ["abcabcabc", "cabbaca", "bbbbbcccca"]},
 }
-INVARIANT = ["engine.batch_invariant=true", "engine.dtype=bfloat16"]
 
 
 def params_of(case: dict[str, Any], index: int) -> SamplingParams:
@@ -64,7 +64,8 @@ def told(output: Any) -> list[Any]:
 def words_for(case: dict[str, Any], setting: dict[str, Any]) -> list[str]:
     """As many blocks for each KV group as the setting gives to one, and bits that do not depend on the batch."""
     blocks = next(int(w.rpartition("=")[2]) for w in words_of(setting) if w.startswith("kv_cache.num_blocks="))
-    return [*INVARIANT, f"kv_cache.num_blocks={1 + NUM_GROUPS.get(case['family'], 1) * (blocks - 1)}"]
+    pool = f"kv_cache.num_blocks={1 + NUM_GROUPS.get(case['family'], 1) * (blocks - 1)}"
+    return ["engine.batch_invariant=true", f"engine.dtype={case['dtype']}", pool]
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +91,15 @@ def test_what_requests_ask_for_is_what_they_get_alone(case: dict[str, Any], feat
     if case["constraint"] == "choice":
         texts = [output.outputs[0].text for index, output in enumerate(among) if index != 3]
         assert set(texts) <= set(CONSTRAINTS["choice"]["choice"])  # type: ignore[index]
+
+
+@pytest.mark.parametrize("family", FACTORS["family"])
+def test_each_thing_that_is_asked_for_changes_what_requests_get(family: str, feature_folder: Any) -> None:
+    """So that equal tokens are no sign of a parameter that nobody reads."""
+    plain = {name: values[0] for name, values in FACTORS.items()} | {"family": family}
+    texts = []
+    for edit in ({}, {"constraint": "regex"}, {"penalties": "on"}, {"draw": "seeded"}):
+        params = [params_of(plain | edit, 0)]
+        outputs, _ = run_case(feature_folder(family), BASE, prompts(1), params, *words_for(plain, BASE))
+        texts.append(outputs[0].outputs[0].text)
+    assert len(set(texts)) == 4
