@@ -76,6 +76,9 @@ TESTING = (
     Part("Schedulers", "framework/testing/schedulers.py", ()),
     Part("Policies", "framework/testing/policies.py", ()),
     Part("Attention", "framework/testing/attention_suite.py", ()),
+    Part("Models", "framework/testing/models.py", ()),
+    Part("Models in engines", "framework/testing/model_engine.py", ()),
+    Part("Cases of models, and their weights", "framework/testing/model_bench.py", ()),
     Part("Shapes of attention steps", "framework/testing/attention.py", ()),
     Part("KV connectors", "framework/testing/connector.py", ()),
     Part("Grammars", "framework/testing/grammars.py", ()),
@@ -93,7 +96,7 @@ OPEN = (
 """Modules of the core that a plugin may import: `docs/public-names.md` says what that means."""
 SUITES = (
     "checking", "crafted", "stages", "schedulers", "policies", "attention_suite", "connector", "grammars", "loaders",
-    "observers", "backends", "fault_options",
+    "observers", "backends", "models", "model_bench", "fault_options",
 )  # fmt: skip
 """Modules of framework.testing that a plugin's tests may import. Single checks come and go; the suites stay."""
 

@@ -32,6 +32,8 @@ from framework.interfaces import (
 from framework.layers import ops
 from framework.layers.experts import ReferenceExperts
 
+__all__ = ["MAX_LEN", "ModelCase"]
+
 MAX_LEN = 64
 """Longest sequence that a model of a check is built for."""
 _QUANTIZED = ("_blocks", "_scales", "_scale_inv")

@@ -32,6 +32,10 @@ def checks() -> list[Any]:
     return found
 
 
+def test_every_family_of_ours_has_a_case() -> None:
+    assert [spec.name for spec in PLUGINS.specs("model") if spec.dist == OURS and spec.cases is None] == []
+
+
 @pytest.mark.parametrize(("check", "case"), checks())
 def test_it_keeps_its_contract(check: Check, case: Any) -> None:
     check(case)
