@@ -19,14 +19,18 @@ if TYPE_CHECKING:
 
     from framework.engine.choice import Choice
     from framework.engine.loaded import Loaded
+    from framework.interfaces import LatentUp
     from framework.worker.model_runner import ModelRunner
 
 
 class NoAttention:
-    """`interfaces.AttentionPlan` of memory that is not there yet: gives the queries back."""
+    """`interfaces.AttentionPlan` or `LatentPlan` of memory that is not there yet: gives queries back, or zeros."""
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return q.contiguous()
+
+    def forward_latent(self, layer: int, q: Tensor, latent: Tensor, up: LatentUp) -> Tensor:
+        return q.new_zeros(*q.shape[:2], up.values.shape[1])
 
 
 def profile(choice: Choice, loaded: Loaded) -> None:
