@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from framework.layers import ops as reference
+from framework_backends.cuda_layer_ops import CudaLayerOps
 from framework_backends.triton import norms
 
 from .comparing import DTYPES, normal, within
@@ -61,6 +62,19 @@ def test_a_row_has_the_same_bits_in_any_batch(device):
     whole = norms.rms_norm(x, weight, 1e-6)
     for begin, end in ((0, 1), (4, 9)):
         assert torch.equal(norms.rms_norm(x[begin:end], weight, 1e-6), whole[begin:end])
+
+
+@pytest.mark.parametrize("width", [63, 96])
+def test_layer_norm_and_gelu_of_the_backend_give_a_row_the_same_bits_in_any_batch(device, width):
+    ours, weight = CudaLayerOps(), normal((width,), torch.float16, device, seed=1)
+    x = normal((9, width), torch.float16, device) * 3 + 1
+
+    def results(rows):
+        return ours.layer_norm(rows, weight, weight, 1e-5), ours.gelu_tanh(rows)
+
+    for begin, end in ((0, 1), (4, 9)):
+        for part, whole in zip(results(x[begin:end].clone()), results(x), strict=True):
+            assert torch.equal(part, whole[begin:end])
 
 
 def test_no_rows_are_no_launch(device):
