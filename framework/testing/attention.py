@@ -179,7 +179,7 @@ LONG_CASES = (
         head_dim=256,
         softcap=2.0,
     ),
-    AttentionCase("sinks_in_16k", (16000, 5000), (1, 200), num_heads=64, num_kv_heads=8, head_dim=64, has_sinks=True),
+    AttentionCase("sinks_in_16k", (16000, 5000), (1, 200), num_heads=16, num_kv_heads=2, head_dim=64, has_sinks=True),
 )
 """Contexts that a device serves in a moment, and the processor does not."""
 
