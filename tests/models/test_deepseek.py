@@ -1,12 +1,15 @@
 """DeepSeek V2 and V3 against transformers: logits, what is kept of a token, and which configs are refused."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
 
+from framework.engine.outline import layers_of
 from framework.errors import CheckpointError
+from framework.interfaces import Checkpoint
 from framework.layers import ops
 from framework.layers.moe import SparseMLP
 from framework_loaders.dummy import DummySource
@@ -228,3 +231,42 @@ def test_layers_that_predict_further_tokens_are_left_out_and_others_are_not(buil
 def test_config_that_would_be_ignored_is_refused(name, edits, message, build_model):
     with pytest.raises(CheckpointError, match=message):
         dummy(build_model, name, edits)
+
+
+COMMON = {
+    "attention_bias": False, "attention_dropout": 0.0, "aux_loss_alpha": 0.001, "ep_size": 1, "hidden_act": "silu",
+    "kv_lora_rank": 512, "max_position_embeddings": 163840, "moe_layer_freq": 1, "pretraining_tp": 1,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000, "seq_aux": True,
+    "tie_word_embeddings": False, "use_cache": True, "v_head_dim": 128, "torch_dtype": "bfloat16",
+}  # fmt: skip
+SCALED = {"beta_fast": 32, "beta_slow": 1, "factor": 40, "original_max_position_embeddings": 4096, "type": "yarn"}
+PUBLISHED = {
+    "v2": {
+        "first_k_dense_replace": 1, "hidden_size": 2048, "intermediate_size": 10944, "moe_intermediate_size": 1408,
+        "n_group": 1, "n_routed_experts": 64, "n_shared_experts": 2, "norm_topk_prob": False,
+        "num_attention_heads": 16, "num_experts_per_tok": 6, "num_hidden_layers": 27, "num_key_value_heads": 16,
+        "q_lora_rank": None, "rope_scaling": SCALED | {"mscale": 0.707, "mscale_all_dim": 0.707},
+        "routed_scaling_factor": 1.0, "scoring_func": "softmax", "topk_group": 1, "topk_method": "greedy",
+        "vocab_size": 102400,
+    },
+    "v3": {
+        "first_k_dense_replace": 3, "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+        "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True,
+        "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 128,
+        "num_nextn_predict_layers": 1, "q_lora_rank": 1536,
+        "rope_scaling": SCALED | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_group": 4, "topk_method": "noaux_tc",
+        "vocab_size": 129280,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "scale"), [("v2", 0.1147214), ("v3", 0.1352338)])
+def test_published_configs_are_served(name, scale):
+    """V2-Lite, and V3 once its quantisation is taken away: scores are scaled by (0.1 m ln 40 + 1)^2 / sqrt(192)."""
+    checkpoint = Checkpoint(Path("none"), "dummy", COMMON | PUBLISHED[name])
+    layers = layers_of(name, FAMILIES[name][2], checkpoint, torch.bfloat16, 4096)
+    heads = PUBLISHED[name]["num_attention_heads"]
+    assert len(layers) == PUBLISHED[name]["num_hidden_layers"]
+    assert {(layer.num_heads, layer.head_dim, layer.value_dim) for layer in layers} == {(heads, 576, 512)}
+    assert layers[0].scale == pytest.approx(scale, abs=1e-7)
