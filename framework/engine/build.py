@@ -17,7 +17,6 @@ from framework.engine.choice import Choice, async_scheduling, check_memory, choo
 from framework.engine.connecting import connector_of
 from framework.engine.core import EngineCore
 from framework.engine.engine import Engine
-from framework.engine.kv_groups import check_equal, kv_groups
 from framework.engine.loaded import Loaded
 from framework.engine.trace import Trace
 from framework.engine.warming import profile, warm_up
@@ -136,12 +135,12 @@ class _KVMemory:
 
 def _allocate(choice: Choice, layers: list[LayerSpec]) -> _KVMemory:
     assert layers == choice.layers, f"model {choice.model.name} declares other layers with its weights than without"
-    groups = kv_groups(layers, choice.block_size)
+    groups = choice.groups
     attention = {group.name: _attention(choice) for group in groups}
     members = [[layers[index] for index in group.layers] for group in groups]
     wanted = [[attention[g.name].kv_spec(layer) for layer in own] for g, own in zip(groups, members, strict=True)]
-    check_equal(groups, wanted)
     specs = max(wanted, key=len)
+    assert all(own == specs[: len(own)] for own in wanted), f"attention={choice.attention.name} wants {wanted}"
     block_bytes = sum(spec.block_bytes for spec in specs)
     num_blocks = _num_blocks(choice, block_bytes, len(groups))
     tensors = _kv_tensors(choice, specs, num_blocks, block_bytes)

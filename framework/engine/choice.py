@@ -18,6 +18,7 @@ from framework.engine.connecting import check_connector
 from framework.engine.defaults import check_defaults, default_params, eos_token_ids
 from framework.engine.families import buckets_of, check_model, model_spec
 from framework.engine.grammars import grammars_of
+from framework.engine.kv_groups import kv_groups
 from framework.errors import CheckpointError, ConfigError
 from framework.interfaces import BackendContext, StageContext, StageSpec
 from framework.rng import stage_stream
@@ -25,7 +26,7 @@ from framework.rng import stage_stream
 if TYPE_CHECKING:
     from framework.config import ComponentConfig, Config
     from framework.engine.loaded import Loaded
-    from framework.interfaces import Backend, Bucket, Checkpoint, LayerSpec, Loader
+    from framework.interfaces import Backend, Bucket, Checkpoint, KVGroup, LayerSpec, Loader
     from framework.plugins import Registry
     from framework.sampling.pipeline import SamplerPipeline
     from framework.tokenizer import Tokenizer
@@ -61,8 +62,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Choice:
-    """The parts, before any weight is read. layers: attention layers of the model; seconds: time of each step of the
-    build so far."""
+    """The parts, before any weight is read. layers: attention layers of the model, groups: the KV groups that they
+    form; seconds: time of each step of the build so far."""
 
     config: Config
     checkpoint: Checkpoint
@@ -74,6 +75,7 @@ class Choice:
     backend: Backend
     model: Part
     layers: Sequence[LayerSpec]
+    groups: tuple[KVGroup, ...]
     attention: Part
     scheduler: Part
     policy: Any
@@ -107,6 +109,7 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
     attention = _attention(config, plugins, backend, model, layers)
     block_size = _block_size(config, attention)
     check_attention(attention, config, backend, block_size)
+    groups = kv_groups(layers, block_size)
     max_num_batched_tokens = config.scheduler.max_num_batched_tokens or backend.max_num_batched_tokens
     _check_memory(config, backend, max_model_len, max_num_batched_tokens, block_size)
     buckets = buckets_of(model.target, backend, config.scheduler.max_num_seqs, max_num_batched_tokens)
@@ -138,6 +141,7 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
         backend=backend,
         model=model,
         layers=layers,
+        groups=groups,
         attention=attention,
         scheduler=scheduler,
         policy=policy.target(policy.options, None),

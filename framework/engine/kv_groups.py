@@ -1,7 +1,7 @@
 """How a model's attention layers share KV memory: groups of layers with one block list a request, of one size each.
 
 Groups take their blocks out of one pool, so a block must hold as many bytes in each of them: the layers of a group lie
-in tensors, one a layer, and every group uses the same tensors. The builder calls this once.
+in tensors, one a layer, and every group uses the same tensors. Called once an engine, before weights load.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from framework.errors import ConfigError
 from framework.interfaces import KVGroup
 
 if TYPE_CHECKING:
-    from framework.interfaces import KVSpec, LayerSpec
+    from framework.interfaces import LayerSpec
 
 _NEARLY_ALIKE = 1.5
 """Groups that differ by no more than this factor are left whole: what the smaller one wastes is worth a block list."""
@@ -24,7 +24,8 @@ def kv_groups(layers: Sequence[LayerSpec], block_size: int) -> tuple[KVGroup, ..
 
     A group with many more layers than another is split, so that all fill about as many tensors: into parts of as many
     layers as the smallest has, unless the largest is within a factor of 1.5 of it.
-    Raises ConfigError for layers of one declared group that differ in kind or window.
+    Raises ConfigError for layers of one declared group that differ in kind or window, and for layers that are to share
+    a tensor and have other heads.
     """
     declared: dict[str, list[LayerSpec]] = {}
     for layer in layers:
@@ -34,6 +35,7 @@ def kv_groups(layers: Sequence[LayerSpec], block_size: int) -> tuple[KVGroup, ..
     for name, members in declared.items():
         _check_alike(name, members)
         groups += _split(name, members, size, block_size)
+    _check_heads(groups, layers)
     return tuple(groups)
 
 
@@ -73,15 +75,17 @@ def num_tensors(groups: Sequence[KVGroup]) -> int:
     return max(len(group.layers) for group in groups)
 
 
-def check_equal(groups: Sequence[KVGroup], specs: Sequence[Sequence[KVSpec]]) -> None:
-    """ConfigError unless layers that share a tensor want the same layout. specs: of each group's layers."""
+def _check_heads(groups: Sequence[KVGroup], layers: Sequence[LayerSpec]) -> None:
     for place in range(num_tensors(groups)):
-        sharing = [(g.layers[place], s[place]) for g, s in zip(groups, specs, strict=True) if place < len(g.layers)]
-        layer, wanted = sharing[0]
-        for other, spec in sharing[1:]:
-            if spec != wanted:
+        first, *others = [layers[g.layers[place]] for g in groups if place < len(g.layers)]
+        for other in others:
+            if _heads(other) != _heads(first):
                 raise ConfigError(
-                    f"layers {layer} and {other} lie in the same KV memory, as layers of KV groups do, but want "
-                    f"{wanted.shape} and {spec.shape} of it: groups whose heads differ are not built yet. Use a model "
-                    "whose layers have one number and size of KV heads"
+                    f"layers {first.index} and {other.index} lie in the same KV memory, as layers of KV groups do, but "
+                    f"have {first.num_kv_heads} KV heads of {first.head_dim} and {other.num_kv_heads} of "
+                    f"{other.head_dim}: groups whose heads differ are not built yet. Use another model"
                 )
+
+
+def _heads(layer: LayerSpec) -> tuple[int, int, int | None]:
+    return layer.num_kv_heads, layer.head_dim, layer.value_dim

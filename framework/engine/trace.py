@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from framework.batch import NULL_BLOCK
 from framework.engine.trace_format import TRACE_FORMAT, config_line, params_line
 from framework.errors import ConfigError
 from framework.sampling.trail import watched_rows
@@ -104,7 +105,7 @@ class Trace:
             "only_decodes": scheduled.only_decodes,
             "goes_on": scheduled.goes_on,
             "prompt_tokens": scheduled.num_prompt_tokens,
-            "new_blocks": sum(len(delta.ids) for delta in scheduled.new_block_ids),
+            "new_blocks": sum(int((delta.ids != NULL_BLOCK).sum()) for delta in scheduled.new_block_ids),
             "blocks": _blocks_of(scheduled),
             "counts": dict(counts),
             "seconds": {part: round(value, 6) for part, value in stats.seconds.items()},
@@ -191,7 +192,8 @@ def _admitted(new: NewRequest) -> dict[str, Any]:
 
 
 def _blocks_of(scheduled: SchedulerOutput) -> list[list[list[int]]]:
-    """Of each KV group what is appended to block tables: rows, first columns, counts, and the blocks of all of them."""
+    """Of each KV group what is appended to block tables: rows, first columns, counts, and the blocks of all of them,
+    with the null block before those that a window reaches."""
     deltas = scheduled.new_block_ids
     return [[column.tolist() for column in (d.rows, d.starts, d.counts, d.ids)] for d in deltas]
 

@@ -10,9 +10,11 @@ import pytest
 
 from framework import LLM, SamplingParams
 from framework.engine import build
+from framework.errors import ConfigError
 from framework.scheduler.kv_groups import KVGroups
 from framework.scheduler.scheduler import Scheduler
 from framework.worker.model_runner import ModelRunner
+from framework_models.llama import Llama
 
 from ..hybrid_model import VOCAB, hybrid, save_random
 
@@ -163,6 +165,36 @@ def test_groups_share_tensors_and_memory(folder: Path) -> None:
     assert len(runner.kv) == 1
     assert facts["kv_bytes"] == 200 * 2 * 2 * BLOCK * 16 * 4  # keys and values, heads, tokens, head_dim, bytes
     assert facts["kv_tokens"] == 199 // 4 * BLOCK
+
+
+def test_a_connector_serves_groups_of_full_layers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from framework_connectors.block_store import drop_store
+
+    class TwoGroups(Llama):
+        def __init__(self, config: Any, ctx: Any) -> None:
+            declare = type(ctx).add_layer
+            ctx.add_layer = lambda group, *args, **kw: declare(ctx, f"g{len(ctx.layers) % 2}", *args, **kw)
+            super().__init__(config, ctx)
+
+    drop_store("hybrid")
+    words = [*WORDS, "kv_cache.prefix_caching=false"]
+    monkeypatch.setattr("framework_models.llama.Llama", hybrid((None,) * len(WINDOWS)))
+    with LLM(folder, overrides=words) as llm:
+        expected = tokens_of(llm)
+    monkeypatch.setattr("framework_models.llama.Llama", TwoGroups)
+    with LLM(folder, overrides=[*words, "kv_connector=memory", "kv_connector.store=hybrid"]) as llm:
+        assert [group["num_layers"] for group in llm.engine.facts["kv_groups"]] == [2, 2]
+        assert tokens_of(llm) == expected
+        assert tokens_of(llm) == expected
+        assert llm.engine.stats()["connector_hit_tokens"] > 100
+    drop_store("hybrid")
+
+
+def test_a_connector_beside_windows_is_refused_before_weights_load(folder: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"kv_connector=memory moves blocks of every layer, and model=llama has layers"
+    ):
+        LLM(folder, overrides=[*WORDS, "kv_connector=memory"])
 
 
 def test_a_trace_of_windows_replays(folder: Path, tmp_path: Path, capsys: Any) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from framework.engine.kv_groups import check_equal, group_size, kv_groups, num_tensors
+from framework.engine.kv_groups import group_size, kv_groups, num_tensors
 from framework.errors import ConfigError
-from framework.interfaces import KVSpec, LayerSpec
+from framework.interfaces import LayerSpec
 
 
 def layers(*windows, **fields):
@@ -21,10 +20,6 @@ def layer(index, group, **fields):
 
 def members(groups):
     return {group.name: group.layers for group in groups}
-
-
-def spec(*shape):
-    return KVSpec(shape, torch.float32, 64)
 
 
 def test_one_declared_group_is_one_group():
@@ -79,21 +74,26 @@ def test_layers_of_one_group_with_different_windows_are_refused():
 
 
 def test_layers_of_one_group_of_different_kinds_are_refused():
-    with pytest.raises(ConfigError, match=r"KV group 'a': layer 0 is full and layer 1 is latent. .* a group of its own"):
+    with pytest.raises(
+        ConfigError, match=r"KV group 'a': layer 0 is full and layer 1 is latent. .* a group of its own"
+    ):
         kv_groups([layer(0, "a"), layer(1, "a", value_dim=8)], 16)
 
 
-def test_layers_that_share_a_tensor_and_want_different_layouts_are_refused():
-    groups = kv_groups(layers(8, None), 16)
-    check_equal(groups, [[spec(2, -1, 16, 8)], [spec(2, -1, 16, 8)]])
+def test_layers_that_share_a_tensor_and_have_other_heads_are_refused():
+    others = [layer(0, "w8", window=8), LayerSpec(1, "full", 4, 1, 32, 0.25)]
     with pytest.raises(
-        ConfigError, match=r"layers 0 and 1 lie in the same KV memory.* \(2, -1, 16, 8\) and \(4, -1, 16"
+        ConfigError, match=r"layers 0 and 1 lie in the same KV .* 2 KV heads of 16 and 1 of 32: .* not bu"
     ):
-        check_equal(groups, [[spec(2, -1, 16, 8)], [spec(4, -1, 16, 8)]])
+        kv_groups(others, 16)
 
 
-def test_places_that_only_one_group_fills_are_free_in_their_layout():
-    groups = kv_groups(layers(8, None, None), 16)  # 1 and 2 layers: the full group is split
-    assert members(groups) == {"w8": (0,), "full.0": (1,), "full.1": (2,)}
-    longer = kv_groups(layers(8, 8, None, None, None), 16)
-    check_equal(longer, [[spec(1), spec(2)], [spec(1), spec(2), spec(3)]])
+def test_layers_of_one_group_may_have_other_heads_than_each_other():
+    """Each lies in a tensor of its own."""
+    (group,) = kv_groups([layer(0, "full"), LayerSpec(1, "full", 4, 1, 32, 0.25)], 16)
+    assert group.layers == (0, 1)
+
+
+def test_places_that_only_one_group_fills_are_free_in_their_heads():
+    found = kv_groups([*layers(8, 8, None, None), LayerSpec(4, "full", 4, 1, 32, 0.25)], 16)
+    assert members(found) == {"w8": (0, 1), "full": (2, 3, 4)}

@@ -27,6 +27,8 @@ from framework.worker.ragged import Forward, RaggedSteps
 from framework_attention.cpu import CpuAttention
 from framework_models.llama import Llama
 
+from ..hybrid_model import hybrid, save_random
+
 VOCAB = 40
 SIZES, RAGGED = (1, 2, 4), (4, 16, 40)
 WORDS = (
@@ -75,8 +77,9 @@ class TensorsOnly:
             )
             for token in tokens if length else ():
                 end = length - (tokens[-1] - token)
-                scores = torch.einsum("hd,hld->hl", q[token], keys[:, :end]) * bound.spec.scale
-                out[token] = torch.einsum("hl,hld->hd", scores.softmax(-1), values[:, :end])
+                read = slice(max(0, end - (bound.spec.window or end)), end)
+                scores = torch.einsum("hd,hld->hl", q[token], keys[:, read]) * bound.spec.scale
+                out[token] = torch.einsum("hl,hld->hd", scores.softmax(-1), values[:, read])
         return out
 
 
@@ -131,7 +134,7 @@ def plain(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The outputs of steps of their own shape, with the attention of this module."""
     monkeypatch.setattr(CpuAttention, "plan", lambda owner, batch, group: TensorsOnly(owner, batch, group))
 
-    def run(requests: list[dict[str, Any]], *words: str) -> list[Any]:
+    def run(requests: list[dict[str, Any]], *words: str, folder: Path = folder) -> list[Any]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("framework_backends.cpu.CpuBackend.buckets", lambda *_: [])
             return outputs(folder, requests, *words)
@@ -173,6 +176,19 @@ def test_backend_that_does_not_read_what_the_host_tells_gives_the_same_tokens(
     monkeypatch.delattr("framework_backends.cpu_step_ops.CpuStepOps.receive")
     requests = [WANTS["temperature"], WANTS["logprobs"], WANTS["greedy"]]
     assert_same(outputs(folder, requests), plain(requests))
+    assert set(padded) == set(SIZES)
+
+
+def test_layers_with_windows_give_the_same_tokens(
+    tmp_path: Path, plain: Any, padded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks come to three groups, and go from two of them, while steps go on."""
+    windows = (6, None, 9)
+    monkeypatch.setattr("framework_models.llama.Llama", hybrid(windows))
+    folder = save_random(tmp_path / "hybrid", len(windows))
+    requests = [WANTS["temperature"], WANTS["greedy"], WANTS["logprobs"], WANTS["n"], WANTS["temperature"]]
+    words = ("kv_cache.num_blocks=40", "engine.async_scheduling=true", "scheduler.max_num_batched_tokens=6")
+    assert_same(outputs(folder, requests, *words), plain(requests, *words, folder=folder))
     assert set(padded) == set(SIZES)
 
 
