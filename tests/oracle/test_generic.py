@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from framework import LLM
+
 from ..models.generic_checkpoints import save
 from .covering import covering
 from .settings import FACTORS, case_id, words_of
@@ -63,3 +65,12 @@ def test_greedy_tokens_and_logprobs_equal_transformers(
     name: str, case: dict[str, Any], generic_folders: dict[str, Path], generic_oracle: Any
 ) -> None:
     check(name, case, generic_folders, generic_oracle, WORD, *pool_words(name, case))
+
+
+def test_the_ready_line_names_the_generic_path(
+    generic_folders: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ["backend=cpu", "engine.dtype=float32", "kv_cache.num_blocks=20", WORD]
+    with caplog.at_level("INFO", logger="framework"), LLM(str(generic_folders["opt"]), overrides=words):
+        pass
+    assert "transformers (the generic path: code of transformers around our attention" in caplog.text

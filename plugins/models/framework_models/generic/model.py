@@ -38,7 +38,9 @@ class TransformersModel:
 
     ignored_weights: tuple[str, ...] = (r"rotary_emb\.inv_freq$",)
     caps: ClassVar[Capabilities] = Capabilities(keeps=frozenset())
-    label: ClassVar[str] = "the generic path: code of transformers around our attention, slower than a model plugin"
+    label: ClassVar[str] = (
+        "the generic path: code of transformers around our attention, no captured steps, slower than a model plugin"
+    )
 
     def __init__(self, config: Mapping[str, Any], ctx: ModelContext) -> None:
         register()
