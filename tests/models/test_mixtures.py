@@ -80,6 +80,17 @@ def test_fused_experts_load_as_well(family, tmp_path, build_model):
     torch.testing.assert_close(ours(build_model, tmp_path, target).logits(IDS), expected, atol=TOLERANCE, rtol=1e-5)
 
 
+def test_mixtral_loads_by_the_names_that_transformers_has_in_memory(tmp_path, build_model):
+    target, config_class, model_class, sizes = FAMILIES["mixtral"]
+    expected = saved(tmp_path, config_class(**sizes), model_class)
+    model = model_class.from_pretrained(tmp_path)
+    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, tmp_path / "model.safetensors")
+    assert any(name.endswith("mlp.experts.gate_up_proj") for name in model.state_dict())
+    built = ours(build_model, tmp_path, target)
+    assert list(built.ctx.experts) == ["model.layers.0.mlp", "model.layers.1.mlp"]
+    torch.testing.assert_close(built.logits(IDS), expected, atol=TOLERANCE, rtol=1e-5)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_experts_moved_together_with_their_router_rows_change_nothing(family, tmp_path, build_model):
     target, config_class, model_class, sizes = FAMILIES[family]

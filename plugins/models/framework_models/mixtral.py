@@ -24,7 +24,9 @@ class Mixtral(Llama):
         super().__init__(config, ctx)
 
     def feed_forward(self, ctx: ModelContext, dense: DenseConfig, index: int) -> FeedForward:
-        """Experts with a gate w1, an input w3 and an output w2."""
+        """Experts with a gate w1, an input w3 and an output w2, or fused ones under the names they have in memory."""
         mixture, prefix = self.mixture, f"model.layers.{index}.block_sparse_moe"
+        if not ctx.weights.has(f"{prefix}.gate.weight"):
+            prefix = f"model.layers.{index}.mlp"
         sizes, names = (mixture.num_experts, dense.hidden_size, mixture.width), ("w1", "w3", "w2")
         return SparseMLP(ctx, prefix, load_experts(ctx, f"{prefix}.experts", *sizes, names), mixture.routing)
