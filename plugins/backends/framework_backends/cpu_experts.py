@@ -18,7 +18,7 @@ PackLinear = Callable[[Tensor, Tensor | None], Linear]
 
 
 class CpuExperts:
-    """`interfaces.Experts` of one layer. A row's bits depend on its number only as those of the products do.
+    """`interfaces.Experts` of one layer. A token's bits depend on the others only where those of its products do.
 
     pack_linear   of the backend; it packs 2 E weights
     silu_and_mul  of the backend
