@@ -118,7 +118,7 @@ class BlockDelta:
     rows    [n] int32 req_idx
     starts  [n] int32 first block-table column that is written
     counts  [n] int32 number of blocks
-    ids     [sum(counts)] int32 physical blocks
+    ids     [sum(counts)] int32 physical blocks, NULL_BLOCK for columns that lie behind a window at admission
     at      [n] int32 batch row of each of rows, where each gets the one block that it enters with this step, in a step
             of decodes; None says nothing
     """
@@ -237,7 +237,8 @@ class InputBatch:
     slot_mapping          per KV group [T]: KV slot each token writes to (block * block_size + offset);
                           padding token i writes slot i % block_size of the null block
     block_table           per KV group [rows, max_blocks] int32, indexed by req_idx (idx_mapping), not by batch row;
-                          NULL_BLOCK behind a request's last block
+                          NULL_BLOCK behind a request's last block. In a group with a window, columns that lie whole
+                          behind it mean nothing: their blocks are somebody else's, or nobody's
     Host twins: rows_np [R] int32, num_scheduled_tokens_np [R] int32, logits_rows_np [L] (batch row of each logits row),
     seq_lens_max_np [R] int32 (upper bound; exact when no step is in flight).
     goes_on: as in `SchedulerOutput`; what an owner worked out for the last step may be moved on instead of made anew.

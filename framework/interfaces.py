@@ -654,7 +654,10 @@ class ModelContext:
         value_dim: int | None = None,
     ) -> int:
         """Declares an attention layer and returns its index, the `layer` of `AttentionPlan.forward`. Layers of one
-        group share kind and window; the engine may split a group, so that groups fill memory alike."""
+        group share kind and window; the engine may split a group, so that groups fill memory alike. A window that holds
+        max_model_len tokens is none: such a layer is one of the group `full`."""
+        if window is not None and window >= self.max_model_len:
+            group, window = "full", None
         spec = LayerSpec(
             len(self.layers), group, num_heads, num_kv_heads, head_dim, scale, window, softcap, sinks, value_dim
         )

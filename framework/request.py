@@ -435,7 +435,8 @@ class Request:
     num_in_flight        sampled tokens that steps in flight will return (async scheduling)
     req_idx              row of the request table while it runs, else -1
     first_scheduled_time  moment of its first admission to a step, `time.perf_counter` seconds
-    block_ids            physical blocks, one list a KV group
+    block_ids            physical blocks, one list a KV group; in groups with a window the null block where one has been
+                         given up, and no more columns than steps have been made for
     block_hashes         chained keys of its full blocks, computed once
     arrival_index        place in the order of arrival, all different: siblings follow the first one by fractions
     num_cached_tokens    prompt tokens taken from the prefix cache at first admission

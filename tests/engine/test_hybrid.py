@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from framework import LLM, SamplingParams
 from framework.engine import build
@@ -96,8 +97,8 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def filled(self: ModelRunner, scheduled: Any) -> Any:
         free = [block for block in pending if not schedulers[-1].pool.ref_count(block)]
         pending.clear()
-        for tensor in self.kv:
-            tensor[:, :, free] = POISON
+        for tensor, spec in zip(self.kv, self.kv_specs, strict=True):
+            tensor.index_fill_(spec.shape.index(-1), torch.tensor(free, device=tensor.device).long(), POISON)
         poisoned.extend(free)
         return execute(self, scheduled)
 
@@ -165,6 +166,23 @@ def test_groups_share_tensors_and_memory(folder: Path) -> None:
     assert len(runner.kv) == 1
     assert facts["kv_bytes"] == 200 * 2 * 2 * BLOCK * 16 * 4  # keys and values, heads, tokens, head_dim, bytes
     assert facts["kv_tokens"] == 199 // 4 * BLOCK
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("graphs", ["auto", "off"])
+def test_windows_that_give_blocks_up_equal_a_manager_that_keeps_all_on_a_device(
+    graphs: str, folder: Path, poisoned: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same steps both times, so that only what stands in the blocks differs; some of it is poison."""
+    words = [word for word in WORDS if not word.startswith("attention=")]
+    words += ["backend=cuda", f"engine.graphs={graphs}", "scheduler.max_num_batched_tokens=7"]
+    words += ["kv_cache.prefix_caching=false"]
+    with LLM(folder, overrides=words) as llm:
+        found = tokens_of(llm)
+    assert len(poisoned) > 15
+    monkeypatch.setattr("framework.scheduler.scheduler.KVGroups", KeepsAll)
+    with LLM(folder, overrides=words) as llm:
+        assert tokens_of(llm) == found
 
 
 def test_a_connector_serves_groups_of_full_layers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

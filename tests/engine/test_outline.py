@@ -30,6 +30,13 @@ def test_layers_are_those_that_the_model_declares():
     ]  # fmt: skip
 
 
+def test_a_window_that_no_request_outgrows_is_none():
+    found = outline(hybrid((63, 64, None)))  # of a max_model_len of 64
+    assert [(x.group, x.window, x.kind) for x in found] == [
+        ("w63", 63, "sliding"), ("full", None, "full"), ("full", None, "full"),
+    ]  # fmt: skip
+
+
 def test_weights_take_no_memory():
     huge = outline(Llama, vocab_size=10**9, hidden_size=10**6, intermediate_size=10**7)  # some 10^17 bytes
     assert len(huge) == 3
