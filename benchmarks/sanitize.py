@@ -38,7 +38,7 @@ from torch.nn import functional
 
 from framework import step_ops
 from framework.batch import Rows
-from framework.interfaces import AttentionContext, HeadNorms, LayerSpec, Rotation
+from framework.interfaces import AttentionContext, HeadNorms, Rotation
 from framework.layers import ops as layer_reference
 from framework.step_ops import StepBuffers, TableViews
 from framework.testing.attention import AttentionCase, build
@@ -477,6 +477,7 @@ class Attended:
 
 
 _SHAPE: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64}
+_CAPPED: dict[str, Any] = {"softcap": 1.5, "has_sinks": True, **_SHAPE}
 ATTENDED = (
     Attended(AttentionCase("parts that are merged", (150, 3, 0, 0), (1, 1, 1, 1), **_SHAPE), has_norms=True,
              num_padding=1),
@@ -486,6 +487,10 @@ ATTENDED = (
     Attended(AttentionCase("window", (40, 10, 0), (1, 30, 20), window=24, **_SHAPE), has_rotation=False),
     Attended(AttentionCase("invariant", (40, 0), (1, 20), **_SHAPE), is_invariant=True),
     Attended(AttentionCase("wide heads", (30, 0), (1, 20), num_heads=3, num_kv_heads=1, head_dim=80),
+             has_rotation=False),
+    Attended(AttentionCase("parts with sinks that are merged", (150, 3), (1, 1), **_CAPPED), has_rotation=False),
+    Attended(AttentionCase("soft cap and sinks", (70, 33, 0), (1, 18, 25), **_CAPPED), has_rotation=False),
+    Attended(AttentionCase("soft cap and sinks in a window", (70, 33, 0), (1, 18, 25), window=24, **_CAPPED),
              has_rotation=False),
     Attended(AttentionCase("whole prompt", (0,), (40,), **_SHAPE), is_whole=True),
 )  # fmt: skip
@@ -511,7 +516,7 @@ def _attend(one: Attended, block_size: int, device: torch.device) -> None:
     ctx = AttentionContext(backend, block_size, DTYPE, 8, most, 4096, one.is_invariant)
     attending = plugin.TritonAttention({}, ctx)
     scale = case.head_dim**-0.5
-    spec = LayerSpec(0, "full", case.num_heads, case.num_kv_heads, case.head_dim, scale, case.window)
+    spec = case.layer(None if built.sinks is None else built.sinks.to(device))
     # The library's own kernel is not ours to check, and torch's plain one serves as well around `turn_kernel`.
     words: dict[str, Any] = {"MIN_TOKENS": 1, "BACKEND": torch.nn.attention.SDPBackend.MATH} if one.is_whole else {}
     with mock.patch.multiple(library, **words) if words else nullcontext():
