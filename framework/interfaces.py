@@ -150,6 +150,14 @@ class Linear(Protocol):
 
 
 @runtime_checkable
+class Gates(Protocol):
+    """Of a `Linear` that takes the gate behind it into its launch; a backend's products need not have it."""
+
+    def gated(self, x: Tensor) -> Tensor:
+        """silu_and_mul of the product, as `framework.layers.ops` has it: [T, in] -> [T, out / 2]."""
+
+
+@runtime_checkable
 class FusesNorm(Protocol):
     """Of a `Linear` that takes its neighbours into its launch; a backend's products need not have it.
 

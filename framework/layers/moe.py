@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from framework.interfaces import ExpertWeights, Linear, ModelContext, Routing, Widens
+from framework.interfaces import ExpertWeights, Gates, Linear, ModelContext, Routing, Widens
 from framework.layers.experts import sigmoid
 from framework.layers.linear import load_linear
 from framework.layers.norm import Norm
@@ -64,19 +64,24 @@ class SharedExperts:
     gate  name of a product [H] -> 1 whose sigmoid multiplies the output (Qwen2-MoE), None for none (DeepSeek)
     """
 
-    __slots__ = ("_down", "_gate", "_gate_up", "_silu_and_mul")
+    __slots__ = ("_down", "_gate", "_gated")
 
     def __init__(self, ctx: ModelContext, prefix: str, hidden_size: int, width: int, gate: str | None = None) -> None:
         gate_name, up_name, down_name = (f"{prefix}.{name}" for name in PROJECTIONS)
-        self._gate_up = load_linear(ctx, [(gate_name, width), (up_name, width)], hidden_size, bias=False)
+        gate_up = load_linear(ctx, [(gate_name, width), (up_name, width)], hidden_size, bias=False)
+        self._gated = gating(gate_up, ctx.backend.layer_ops.silu_and_mul)
         self._down = load_linear(ctx, [(down_name, hidden_size)], width, bias=False)
-        self._silu_and_mul = ctx.backend.layer_ops.silu_and_mul
         self._gate = None if gate is None else load_linear(ctx, [(gate, 1)], hidden_size, bias=False)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, H] -> [T, H]."""
-        out = self._down(self._silu_and_mul(self._gate_up(x)))
+        out = self._down(self._gated(x))
         return out if self._gate is None else out * sigmoid(self._gate(x).float()).to(x.dtype)
+
+
+def gating(product: Linear, silu_and_mul: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """silu_and_mul of a product: in one launch, where the backend has that."""
+    return product.gated if isinstance(product, Gates) else lambda x: silu_and_mul(product(x))
 
 
 def widening(product: Linear) -> Callable[[Tensor], Tensor]:

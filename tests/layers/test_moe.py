@@ -130,3 +130,24 @@ def test_experts_are_read_one_by_one_or_fused_with_gates_first():
 def test_an_expert_of_another_shape_is_named():
     with pytest.raises(CheckpointError, match=r"'e.gate_up_proj' has shape \[4, 8, 12\], .* asks for \[4, 12, 8\]"):
         load_experts(context(Source(**{"e.gate_up_proj": random(E, H, 2 * WIDTH)})), "e", E, H, WIDTH)
+
+
+class Gating:
+    """A product that takes the gate behind it, as `interfaces.Gates` says, and is never asked for anything else."""
+
+    def __init__(self, weight, bias=None):
+        self.weight, self.bias = weight, bias
+
+    def gated(self, x):
+        return ops.silu_and_mul(functional.linear(x, self.weight, self.bias))
+
+
+def test_gate_of_shared_experts_is_taken_into_the_launch_of_a_product_that_offers_it():
+    source = {"s.gate_proj.weight": random(6, H, seed=1), "s.up_proj.weight": random(6, H, seed=2)}
+    source["s.down_proj.weight"] = random(H, 6, seed=3)
+    plain, fusing = context(Source(**source)), context(Source(**source))
+    fusing.backend.pack_linear = lambda weight, bias=None: (
+        Gating(weight, bias) if len(weight) == 12 else plain.backend.pack_linear(weight, bias)
+    )
+    x = random(5, H, seed=4)
+    torch.testing.assert_close(SharedExperts(fusing, "s", H, 6)(x), SharedExperts(plain, "s", H, 6)(x))

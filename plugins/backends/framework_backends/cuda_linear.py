@@ -34,8 +34,8 @@ class CudaLinearPacker:
         self._dependent = launches_dependent()
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """A product [T, in] -> [T, out] of weight [out, in]; the fast ones have `interfaces.FusesNorm` as well, and all
-        have `interfaces.Widens`."""
+        """A product [T, in] -> [T, out] of weight [out, in]; the fast ones have `interfaces.FusesNorm` and `Gates` as
+        well, and all have `Widens`."""
         weight = weight.contiguous()
         if self._batch_invariant:
             return InvariantLinear(weight, bias, dependent=self._dependent)
@@ -56,13 +56,23 @@ class WideTiles:
 
 
 WIDE_TILES = WideTiles(8, 4, 256, warps=4)
-"""Of any number of rows, and of all where bits are not to depend on it."""
-_FEW_WIDE = 4
+"""Of any number of rows where bits are not to depend on it."""
+_FEW_WIDE, _FEW_WIDE_TILES, _MANY_WIDE_TILES = 4, WideTiles(1, 1, 1024, warps=4), WideTiles(8, 8, 128, warps=4)
+_MOST_WIDE = 1 << 26
+"""Pairs of numbers to multiply up to which `wide_kernel` is faster than a library's product of rows in float32."""
 
 
 def choose_wide_tiles(num_rows: int) -> WideTiles:
-    """Tiles for up to SOME rows: for very few of them a program has one output, and as many rows as there are."""
-    return WIDE_TILES if num_rows > _FEW_WIDE else WideTiles(triton.next_power_of_2(num_rows), 1, 1024, warps=4)
+    """Tiles for so many rows: for very few of them a program has one output of one row."""
+    if num_rows <= _FEW_WIDE:
+        return _FEW_WIDE_TILES
+    return WIDE_TILES if num_rows <= SOME else _MANY_WIDE_TILES
+
+
+def most_wide_rows(outputs: int, columns: int) -> int:
+    """Rows up to which `wide_kernel` multiplies by a weight [outputs, columns]: SOME, or a larger power of 2, since
+    kernels part where the backend compiles ahead."""
+    return max(SOME, (1 << (_MOST_WIDE // (outputs * columns)).bit_length()) >> 1)
 
 
 def wide_product(x: Tensor, weight: Tensor, bias: Tensor | None, tiles: WideTiles, *, dependent: bool) -> Tensor:
@@ -177,7 +187,7 @@ def _some_rows(rows: int, columns: int) -> SplitTiles | None:
 
 
 class CudaLinear:
-    """A product that takes its neighbours into its launch: `interfaces.Linear` and `interfaces.FusesNorm`.
+    """A product that takes its neighbours into its launch: `interfaces.Linear`, `FusesNorm` and `Gates`.
 
     One row takes residual, norm, bias and gate along; 2 to SOME rows bias and gate, behind a launch for the norm. It is
     for one stream at a time, as programs of a launch count one another in memory.
@@ -198,7 +208,7 @@ class CudaLinear:
 
     def widened(self, x: Tensor) -> Tensor:
         """See `interfaces.Widens`."""
-        if x.dtype == torch.float32 or not 0 < len(x) <= SOME:
+        if x.dtype == torch.float32 or not 0 < len(x) <= most_wide_rows(*self._weight.shape):
             return self(x.float())
         return wide_product(x, self._weight, self._bias, choose_wide_tiles(len(x)), dependent=self._dependent)
 
@@ -214,10 +224,14 @@ class CudaLinear:
         if len(x) == 1 and self._tiles.one is not None:
             return self._one_after_norm(self._tiles.one, x, residual, weight, eps, gated=True)
         normed, stream = self._norm(x, residual, weight, eps)
-        product = self._in_one_launch(normed, gated=True)
+        return self.gated(normed), stream
+
+    def gated(self, x: Tensor) -> Tensor:
+        """See `interfaces.Gates`."""
+        product = self._in_one_launch(x, gated=True)
         if product is None:
-            product = activations.silu_and_mul(self(normed), dependent=pays(self._dependent, len(x)))
-        return product, stream
+            product = activations.silu_and_mul(self(x), dependent=pays(self._dependent, len(x)))
+        return product
 
     def _in_one_launch(self, x: Tensor, *, gated: bool) -> Tensor | None:
         """The product by a kernel of ours; None where there are too many rows, or no tiles."""

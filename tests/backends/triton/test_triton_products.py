@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from framework.interfaces import FusesNorm
+from framework.interfaces import FusesNorm, Gates
 from framework.layers import ops as reference
 from framework_backends.cuda_linear import (
     FEW,
@@ -52,7 +52,9 @@ def test_a_product_equals_that_of_torch(device, dtype, num_rows):
     for bias in (False, True):
         for weight, add, product in products(device, dtype, bias):
             x = normal((num_rows, weight.shape[1] + 8), dtype, device, seed=2)[:, : weight.shape[1]]
-            close(product(x), functional.linear(x, weight, add))
+            expected = functional.linear(x, weight, add)
+            close(product(x), expected)
+            close(product.gated(x), gated(expected))
 
 
 @pytest.mark.parametrize(
@@ -108,6 +110,7 @@ def test_no_rows_give_no_rows(device):
 def test_the_packer_gives_products_that_take_a_norm_unless_they_are_invariant(device):
     weight = normal((16, 64), torch.float32, device)
     assert isinstance(CudaLinearPacker(False).pack(weight, None), FusesNorm)
+    assert isinstance(CudaLinearPacker(False).pack(weight, None), Gates)
     assert not isinstance(CudaLinearPacker(True).pack(weight, None), FusesNorm)
 
 
