@@ -214,10 +214,19 @@ def test_frequencies_that_follow_the_batch_are_served_as_far_as_they_stay(tmp_pa
         ours(build_model, tmp_path, max_model_len=33)
 
 
-def test_hidden_states_of_layers_are_refused(tmp_path, build_model):
-    saved("stablelm", tmp_path)
-    with pytest.raises(NotBuiltError, match="hidden states of single layers are not built"):
-        ours(build_model, tmp_path).run(IDS, feature_layers=(0,))
+@pytest.mark.parametrize("name", ["stablelm", "gpt_oss", "opt"])
+def test_hidden_states_of_layers_are_those_of_transformers(name, tmp_path, build_model):
+    model = make(name)
+    model.save_pretrained(tmp_path)
+    with torch.inference_mode():
+        wanted = model(IDS[None], output_hidden_states=True).hidden_states
+        built = ours(build_model, tmp_path)
+        output = built.run(IDS, feature_layers=(1, 0, 2))
+    torch.testing.assert_close(output.features[0], wanted[1][0], atol=TOLERANCE, rtol=1e-5)
+    torch.testing.assert_close(output.features[1], wanted[0][0], atol=TOLERANCE, rtol=1e-5)
+    torch.testing.assert_close(output.hidden, wanted[2][0], atol=TOLERANCE, rtol=1e-5)  # which is behind the norm
+    assert output.features[2].shape == output.hidden.shape and not torch.equal(output.features[2], output.hidden)
+    assert built.run(IDS).features == ()
 
 
 def test_bfloat16_weights_that_stay_in_float32_do(tmp_path, build_model):

@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from framework.errors import CheckpointError, NotBuiltError, class_and_text
+from framework.errors import CheckpointError, class_and_text
 from framework.interfaces import Capabilities, ForwardContext, ModelContext, ModelOutput
 from framework_models.generic.attention import PAGED, TRIED, Recorder, Step, register
+from framework_models.generic.features import Features, layers_around
 from framework_models.generic.layers import place_layers, refused
 from framework_models.generic.weights import load_weights
 
@@ -65,13 +66,20 @@ class TransformersModel:
 
     def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> ModelOutput:
         """x [T, hidden_size], positions [T]: all tokens of the step side by side, as one row of transformers' batch."""
-        if ctx.feature_layers:
-            raise NotBuiltError("model=transformers: hidden states of single layers are not built. Use a model plugin")
         self._step.ctx = ctx
         try:
-            return ModelOutput(self._hidden(x, positions))
+            if not ctx.feature_layers:
+                return ModelOutput(self._hidden(x, positions))
+            with self._features().kept(ctx.feature_layers) as found:
+                hidden = self._hidden(x, positions)
+            return ModelOutput(hidden, tuple(found[index] for index in ctx.feature_layers))
         finally:
             self._step.ctx = None
+
+    def _features(self) -> Features:
+        if self._layers is None:
+            raise refused(self._name, "has no list of layers, whose hidden states are asked for")
+        return Features(self._layers)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[L, hidden_size] -> [L, vocab_size]: what the model does behind its last hidden state."""
@@ -105,6 +113,7 @@ class TransformersModel:
         if not is_outline:
             self._check_parts(logits, self.compute_logits(self._hidden(self.embed(ids), positions)))
             self._check_tokens_stand_alone(ids, positions.flip(0))
+        self._layers = layers_around(self._base, [call.module for call in calls])
         place_layers(calls, ctx, self._step, self._name)
 
     def _check_parts(self, whole: Tensor, parts: Tensor) -> None:
