@@ -30,9 +30,9 @@ _SUMMED_COLUMNS = 2048
 @dataclass(frozen=True)
 class GroupTiles:
     """How `grouped_kernel` shares out a product: pairs, outputs and columns of a tile, blocks of outputs side by side,
-    pieces on the way at a time, warps; whether the weight is the tall operand of the matrix units, and
-    it is read through a descriptor, where the device has them; whether tiles that are half empty are computed as half
-    of one; whether gates and ups are one product, of twice as many outputs."""
+    pieces on the way at a time, warps; whether the weight is the tall operand of the matrix units; whether tiles that
+    are half empty are computed as half of one; whether gates and ups are one product of twice as many outputs, whose
+    weight is read through a descriptor, where the device has them."""
 
     pairs: int
     outputs: int
@@ -41,9 +41,17 @@ class GroupTiles:
     stages: int
     warps: int
     is_tall: bool
-    described: bool = False
     halves: bool = False
     joined: bool = False
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Blocks of both products of rows by matrices, for up to `most` tokens."""
+
+    most: int
+    up: RowTiles
+    down: RowTiles
 
 
 @dataclass(frozen=True)
@@ -57,12 +65,20 @@ class Grouped:
 
 @dataclass(frozen=True)
 class ExpertTiles:
-    """Blocks of both products for up to `most_rows` tokens, None without any; and what is grouped, by rising `most`, of
-    which the last one serves any number."""
+    """What is multiplied row by row, and for more tokens what is grouped, of which the last one serves any number; both
+    by rising `most`."""
 
-    most_rows: int
-    rows: tuple[RowTiles, RowTiles] | None
+    rows: tuple[Rows, ...]
     grouped: tuple[Grouped, ...]
+
+    @property
+    def most_rows(self) -> int:
+        """Most tokens that are multiplied row by row."""
+        return self.rows[-1].most if self.rows else 0
+
+    def rows_of(self, num_tokens: int) -> Rows:
+        """The blocks for up to `most_rows` tokens."""
+        return next(one for one in self.rows if num_tokens <= one.most)
 
     def of(self, num_tokens: int) -> Grouped:
         """The tiles for so many tokens that they are grouped."""
@@ -71,7 +87,11 @@ class ExpertTiles:
 
 ANY = 1 << 62
 """`most` of tiles that serve any number of tokens."""
-_FEW = ExpertTiles(4, (RowTiles(2, 1024, warps=4, ahead=2), RowTiles(4, 256, warps=1, ahead=6)), ())
+_ROWS_UP = RowTiles(2, 1024, warps=4, ahead=2)
+_ROWS = (
+    Rows(1, _ROWS_UP, RowTiles(2, 256, warps=1, ahead=12)),
+    Rows(4, _ROWS_UP, RowTiles(4, 256, warps=1, ahead=6)),
+)
 _PAIRS_OF_AN_EXPERT = (12, 24, 48)
 """Pairs of an expert on average, up to which tiles have 16, 32 and 64 pairs."""
 _SOME = (
@@ -80,23 +100,23 @@ _SOME = (
     (GroupTiles(64, 64, 64, 8, 3, 4, is_tall=True), GroupTiles(64, 128, 64, 8, 3, 4, is_tall=True)),
 )
 _MANY = (
-    GroupTiles(128, 128, 64, 8, 4, 8, is_tall=False, halves=True),
+    GroupTiles(128, 128, 64, 4, 4, 8, is_tall=False, halves=True, joined=True),
     GroupTiles(128, 256, 64, 8, 4, 8, is_tall=False, halves=True),
 )
-_INVARIANT = _SOME[-1]
 _WIDE_VALUES = GroupTiles(32, 64, 32, 8, 2, 4, is_tall=False)
 
 
 def choose_expert_tiles(dtype: torch.dtype, num_experts: int, k: int, *, batch_invariant: bool) -> ExpertTiles:
-    """Tiles for experts of which each token chooses k; of one shape for all where its bits are to depend on the token
-    alone."""
+    """Tiles for experts of which each token chooses k.
+
+    batch_invariant leaves out rows by matrices, which add up in an order of their own. Grouped tiles of 16 bits may be
+    of any shape: each adds the columns up in one chain, 16 at a time, from the first to the last (`grouped_kernel`).
+    """
     if dtype.itemsize != 2:
-        return ExpertTiles(0, None, (Grouped(ANY, _WIDE_VALUES, _WIDE_VALUES),))
-    if batch_invariant:
-        return ExpertTiles(0, None, (Grouped(ANY, *_INVARIANT),))
+        return ExpertTiles((), (Grouped(ANY, _WIDE_VALUES, _WIDE_VALUES),))
     borders = (_border(pairs * num_experts // k) for pairs in _PAIRS_OF_AN_EXPERT)
     some = (Grouped(most, *tiles) for most, tiles in zip(borders, _SOME, strict=True))
-    return ExpertTiles(_FEW.most_rows, _FEW.rows, (*some, Grouped(ANY, *_MANY)))
+    return ExpertTiles(() if batch_invariant else _ROWS, (*some, Grouped(ANY, *_MANY)))
 
 
 def _border(num_tokens: int) -> int:
@@ -121,7 +141,7 @@ class CudaExpertsPacker:
 class CudaExperts:
     """`interfaces.Experts` in Triton. Waits for nothing, and can be captured. Padding comes out as 0."""
 
-    __slots__ = ("_counters", "_dependent", "_route", "_routing", "_sources", "_tiles", "_weights", "counts")
+    __slots__ = ("_counters", "_dependent", "_descriptors", "_route", "_routing", "_tiles", "_weights", "counts")
 
     def __init__(self, weights: ExpertWeights, routing: Routing, tiles: ExpertTiles, *, dependent: bool) -> None:
         self._weights, self._routing, self._tiles, self._dependent = contiguous(weights), routing, tiles, dependent
@@ -130,7 +150,7 @@ class CudaExperts:
         own = torch.zeros(num_experts + 1, dtype=torch.int32, device=device)
         self._counters = Counters(self.counts, own)
         self._route = route_words(routing, num_experts)
-        self._sources: dict[tuple[GroupTiles, bool], tuple[Any, Tensor | None]] = {}
+        self._descriptors: dict[GroupTiles, TensorDescriptor] = {}
 
     def __call__(self, x: Tensor, logits: Tensor, num_tokens: Tensor | None = None) -> Tensor:
         """As `interfaces.Experts`."""
@@ -145,9 +165,9 @@ class CudaExperts:
     # ------------------------------------------------------------------------------------------------ few tokens
 
     def _rows(self, x: Tensor, logits: Tensor, num_tokens: Tensor | None) -> Tensor:
-        assert self._tiles.rows is not None, self._tiles
         weights, k, words = self._weights, self._routing.k, self._words(x)
-        up, down = self._tiles.rows
+        tiles = self._tiles.rows_of(len(x))
+        up, down = tiles.up, tiles.down
         ids = torch.empty(len(x), k, dtype=torch.int32, device=x.device)
         chosen = Chosen(ids, torch.empty(len(x), k, dtype=torch.float32, device=x.device))
         self._choose(logits, chosen, None, num_tokens, rows=1, warps=1, pairs=1, words=words)
@@ -206,27 +226,26 @@ class CudaExperts:
         grouped_kernel[(most * blocks,)](
             x, x.stride(0), *self._source(tiles, gated), by_expert, most, y, count, self._limit if gated else None,
             N=outputs, K=columns, CHOICES=k, BM=tiles.pairs, BN=tiles.outputs, BK=tiles.columns, WIDTH=tiles.width,
-            STAGES=tiles.stages, TALL=tiles.is_tall, GATED=gated, JOINED=gated and tiles.joined,
-            DESCRIBED=self._describes(tiles), HALVES=tiles.halves, num_warps=tiles.warps,
-            DOT_F32=x.dtype == torch.float32 or is_interpreted(), **words,
+            STAGES=tiles.stages, TALL=tiles.is_tall, GATED=gated, JOINED=gated and self._joins(tiles),
+            HALVES=tiles.halves, num_warps=tiles.warps, DOT_F32=x.dtype == torch.float32 or is_interpreted(), **words,
         )  # fmt: skip
         return y
 
     def _source(self, tiles: GroupTiles, gated: bool) -> tuple[Any, Tensor | None]:
         """(weight as the kernel reads it, bias); descriptors are made once."""
-        key = (tiles, gated)
-        if key not in self._sources:
-            weights = self._weights
-            weight, bias = (weights.gate_up, weights.gate_up_bias) if gated else (weights.down, weights.down_bias)
-            read = weight
-            if self._describes(tiles):
-                read = described(weight, tiles, weights.down.shape[2 if gated else 1], gated and tiles.joined)
-            self._sources[key] = read, bias
-        return self._sources[key]
+        weights = self._weights
+        if not gated:
+            return weights.down, weights.down_bias
+        if not self._joins(tiles):
+            return weights.gate_up, weights.gate_up_bias
+        if tiles not in self._descriptors:
+            self._descriptors[tiles] = gates_with_ups(weights.gate_up, tiles)
+        return self._descriptors[tiles], weights.gate_up_bias
 
-    def _describes(self, tiles: GroupTiles) -> bool:
-        """Devices that have dependent launches have descriptors as well."""
-        return tiles.described and (self._dependent or is_interpreted())
+    def _joins(self, tiles: GroupTiles) -> bool:
+        """Devices that have dependent launches have descriptors as well, of rows that are multiples of 16 bytes."""
+        has_descriptors, gate_up = self._dependent or is_interpreted(), self._weights.gate_up
+        return tiles.joined and has_descriptors and gate_up.stride(1) * gate_up.itemsize % 16 == 0
 
     # ------------------------------------------------------------------------------------------------------- both
 
@@ -260,10 +279,12 @@ def contiguous(weights: ExpertWeights) -> ExpertWeights:
     return replace(weights, **{name: one.contiguous() for name, one in tensors.items() if one is not None})
 
 
-def described(weight: Tensor, tiles: GroupTiles, width: int, is_joined: bool) -> TensorDescriptor:
-    """weight as matrices of `width` rows, in blocks of a tile's outputs and columns, of two of them if it is joined."""
-    matrices = weight.view(-1, width, weight.shape[2])
-    block = [2 if is_joined else 1, tiles.outputs, tiles.columns]
+def gates_with_ups(gate_up: Tensor, tiles: GroupTiles) -> TensorDescriptor:
+    """gate_up as matrices, the gates' and the ups' of each expert in turn, in blocks of both, of a tile's outputs and
+    columns."""
+    num_experts, height, columns = gate_up.shape
+    matrices = gate_up.view(2 * num_experts, height // 2, columns)
+    block = [2, tiles.outputs, tiles.columns]
     return TensorDescriptor(matrices, list(matrices.shape), list(matrices.stride()), block)
 
 

@@ -14,6 +14,7 @@ from framework_backends.cuda_experts import (
     ExpertTiles,
     Grouped,
     GroupTiles,
+    Rows,
     choose_expert_tiles,
     most_tiles,
 )
@@ -29,19 +30,18 @@ close = within({torch.float32: 3e-5, torch.bfloat16: 6e-2, torch.float16: 5e-3})
 TALL = GroupTiles(16, 32, 32, width=2, stages=2, warps=4, is_tall=True)
 FLAT = GroupTiles(32, 64, 16, width=8, stages=2, warps=4, is_tall=False, halves=True)
 NARROW = GroupTiles(32, 16, 64, width=1, stages=3, warps=4, is_tall=False)
-ROWS = ExpertTiles(4, (RowTiles(16, 32, 1, ahead=1), RowTiles(32, 32, 1, ahead=1)), (Grouped(ANY, TALL, TALL),))
-SMALL = {
-    "rows, then tall and flat": ROWS,
-    "flat and tall": ExpertTiles(0, None, (Grouped(2, TALL, TALL), Grouped(ANY, FLAT, FLAT))),
-    "narrow": ExpertTiles(0, None, (Grouped(ANY, NARROW, NARROW),)),
-    "described": ExpertTiles(
-        0, None, (Grouped(ANY, replace(TALL, described=True), replace(TALL, described=True, is_tall=False)),)
-    ),
-}
 JOINED = replace(FLAT, pairs=16, joined=True)
-SMALL["joined"] = ExpertTiles(
-    0, None, (Grouped(2, JOINED, JOINED), Grouped(ANY, replace(JOINED, described=True), FLAT))
-)
+SMALL = {
+    "rows, then tall": ExpertTiles(
+        (Rows(1, RowTiles(16, 32, 1, ahead=1), RowTiles(32, 32, 1, ahead=1)),
+         Rows(4, RowTiles(32, 32, 1, ahead=2), RowTiles(16, 32, 1, ahead=2))),
+        (Grouped(ANY, TALL, TALL),),
+    ),
+    "tall, then flat": ExpertTiles((), (Grouped(2, TALL, TALL), Grouped(ANY, FLAT, FLAT))),
+    "narrow": ExpertTiles((), (Grouped(ANY, NARROW, NARROW),)),
+    "joined": ExpertTiles((), (Grouped(ANY, JOINED, FLAT),)),
+}  # fmt: skip
+ROWS = SMALL["rows, then tall"]
 PLAIN = SMALL["narrow"]
 ROUTINGS = {
     "mixtral": Routing(2, normalizes=True),
@@ -91,8 +91,8 @@ def ours(weights, routing, tiles=PLAIN):
 @pytest.mark.parametrize("tiles", SMALL.values(), ids=SMALL)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_mixture_equals_the_reference(device, dtype, tiles, num_tokens):
-    if dtype == torch.float32 and tiles.rows is not None:
-        tiles = replace(tiles, most_rows=0)  # rows are for 16 bits
+    if dtype == torch.float32:
+        tiles = replace(tiles, rows=())  # they are for 16 bits
     weights, (x, logits) = mixture(device, dtype), inputs(device, num_tokens, dtype)
     expected, actual = ReferenceExperts(weights, ROUTINGS["mixtral"]), ours(weights, ROUTINGS["mixtral"], tiles)
     close(actual(x, logits), expected(x, logits))
@@ -239,10 +239,24 @@ def test_tiles_are_chosen_for_the_largest_size_at_or_above_the_tokens():
     assert tiles.most_rows == 4
 
 
-def test_tiles_have_one_shape_where_bits_depend_on_the_token_alone():
+def test_where_bits_depend_on_the_token_alone_nothing_is_multiplied_row_by_row():
     for dtype in DTYPES:
-        tiles = choose_expert_tiles(dtype, 128, 8, batch_invariant=True)
-        assert len(tiles.grouped) == 1 and tiles.rows is None
+        fast, invariant = (choose_expert_tiles(dtype, 128, 8, batch_invariant=on) for on in (False, True))
+        assert invariant.rows == () and invariant.grouped == fast.grouped
+        assert len(fast.grouped) == (4 if dtype.itemsize == 2 else 1)
+
+
+def test_a_row_has_its_own_blocks():
+    tiles = choose_expert_tiles(torch.bfloat16, 128, 8, batch_invariant=False)
+    assert [tiles.rows_of(tokens).most for tokens in (1, 2, 4)] == [1, 4, 4]
+
+
+def test_gates_and_ups_are_one_product_where_a_descriptor_can_read_them(device):
+    for size, joins in ((48, True), (20, False)):
+        weights, (x, logits) = mixture(device, torch.float16, size=size), inputs(device, 5, torch.float16, size=size)
+        actual = ours(weights, Routing(2), SMALL["joined"])
+        assert actual._joins(JOINED) == joins
+        close(actual(x, logits), ReferenceExperts(weights, Routing(2))(x, logits))
 
 
 # ------------------------------------------------------------------------------------------------- on a device alone
@@ -323,7 +337,12 @@ def test_bits_of_a_token_of_real_size_do_not_depend_on_its_company(case):
     device, dtype = torch.device("cuda"), torch.bfloat16
     weights = mixture(device, dtype, num_experts, size, width, **words)
     packed = CudaExpertsPacker(batch_invariant=True).pack(weights, routing)
-    x, logits = inputs(device, 700, dtype, num_experts, size)
+    most = 2048
+    x, logits = inputs(device, most, dtype, num_experts, size)
     whole = packed(x, logits)
-    for begin, end in ((0, 1), (5, 7), (5, 21), (100, 165), (300, 700)):
-        assert torch.equal(packed(x[begin:end], logits[begin:end]), whole[begin:end])
+    sizes = [min(one.most, most - 3) for one in packed._tiles.grouped]
+    assert len({packed._tiles.of(one).up.pairs for one in sizes}) == len(sizes) == 4
+    for tokens in (1, 2, 16, *sizes):
+        for begin in (0, 3):
+            end = begin + tokens
+            assert torch.equal(packed(x[begin:end], logits[begin:end]), whole[begin:end])

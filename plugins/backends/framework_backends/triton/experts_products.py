@@ -1,8 +1,10 @@
 """Products of tokens with the experts that they chose, grouped by expert, and the weighted sum of what comes out.
 
 A tile has pairs of one expert (`experts_route`), and its program multiplies them by a block of that expert's weight:
-one chain of matrix instructions over the columns, from the first to the last, so that a pair's bits do not depend on
-its tile. The reference is `framework.layers.experts`; tiles are chosen in `cuda_experts`.
+one chain of matrix instructions over the columns, from the first to the last. An instruction adds 16 columns of 16 bits
+to the sum whatever the tile's shape, and whichever operand is the tall one, so that a pair's bits do not depend on its
+tile; columns behind the last one are zeros, which add nothing. The reference is `framework.layers.experts`; tiles are
+chosen in `cuda_experts`.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code="assignment,no-redef"
@@ -51,21 +53,16 @@ def weight_pointers(weight, matrix, first, N: tl.constexpr, K: tl.constexpr, BN:
 
 
 @triton.jit
-def joined_pointers(weight, matrix, first, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """As `weight_pointers`, [2 BN, BK]: rows of a matrix and of the next one in turn."""
-    r = tl.arange(0, 2 * BN)
-    row = tl.minimum(first + r // 2, N - 1) + (r % 2) * N
-    return weight + matrix.to(tl.int64) * (N * K) + (row * K)[:, None] + tl.arange(0, BK)[None, :]
+def joined_block(weight, matrix, first, low, BN: tl.constexpr, BK: tl.constexpr):
+    """[2 BN, BK] from row `first` and column `low` on of a matrix, and behind them of the next one; 0 from its ends on.
+    weight: a descriptor in blocks [2, BN, BK]."""
+    return tl.reshape(weight.load([matrix, first, low]), (2 * BN, BK))
 
 
 @triton.jit
-def parted(total, BM: tl.constexpr, BN: tl.constexpr, DESCRIBED: tl.constexpr):
-    """(gates, ups), [BM, BN] each, of [BM, 2 BN]: behind each other where a descriptor read the weight, else in turn,
-    which a thread has side by side."""
-    if DESCRIBED:
-        return tl.split(tl.permute(tl.reshape(total, (BM, 2, BN)), (0, 2, 1)))
-    else:
-        return tl.split(tl.reshape(total, (BM, BN, 2)))
+def parted(total, BM: tl.constexpr, BN: tl.constexpr):
+    """(gates, ups), [BM, BN] each, of [BM, 2 BN]."""
+    return tl.split(tl.permute(tl.reshape(total, (BM, 2, BN)), (0, 2, 1)))
 
 
 @triton.jit
@@ -75,17 +72,6 @@ def row_pieces(pointers, low, K: tl.constexpr, BK: tl.constexpr):
         return tl.load(pointers + low)
     else:
         return tl.load(pointers + low, mask=(low + tl.arange(0, BK) < K)[None, :], other=0.0)
-
-
-@triton.jit
-def weight_block(
-    weight, pointers, matrix, first, low, K: tl.constexpr, ROWS: tl.constexpr, BK: tl.constexpr, DESCRIBED: tl.constexpr
-):
-    """[ROWS, BK] of a matrix, or two, at columns from `low` on, 0 from K on."""
-    if DESCRIBED:
-        return tl.reshape(weight.load([matrix, first, low]), (ROWS, BK))
-    else:
-        return row_pieces(pointers, low, K, BK)
 
 
 @triton.jit
@@ -114,7 +100,7 @@ def settled(total, bias, matrix, n, N: tl.constexpr, TALL: tl.constexpr, y):
 def tile_product(
     x, stride, weight, bias, by_expert, y, T, limit, record, first, N: tl.constexpr, K: tl.constexpr,
     CHOICES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
-    TALL: tl.constexpr, GATED: tl.constexpr, JOINED: tl.constexpr, DESCRIBED: tl.constexpr, DOT_F32: tl.constexpr,
+    TALL: tl.constexpr, GATED: tl.constexpr, JOINED: tl.constexpr, DOT_F32: tl.constexpr,
 ):  # fmt: skip
     """Outputs [BM, BN] from `first` on of the pairs of a tile, whose record is as in `Sorted`; as `grouped_kernel`."""
     index, begin, count, place = record
@@ -128,31 +114,21 @@ def tile_product(
     matrix = index * 2 if GATED else index
     n = first + tl.arange(0, BN)
     if JOINED:
-        both = None
-        if not DESCRIBED:
-            both = joined_pointers(weight, matrix, first, N, K, BN, BK)
         total = tl.zeros((BM, 2 * BN), tl.float32)
         for low in tl.range(0, K, BK, num_stages=STAGES):
             piece = row_pieces(xs, low, K, BK)
-            block = weight_block(weight, both, matrix, first, low, K, 2 * BN, BK, DESCRIBED)
-            total = plus_product(piece, block, total, False, DOT_F32)
-        gate, up = parted(total, BM, BN, DESCRIBED)
+            total = plus_product(piece, joined_block(weight, matrix, first, low, BN, BK), total, False, DOT_F32)
+        gate, up = parted(total, BM, BN)
     else:
-        gates = None
-        ups = None
-        if not DESCRIBED:
-            gates = weight_pointers(weight, matrix, first, N, K, BN, BK)
-            if GATED:
-                ups = weight_pointers(weight, matrix + 1, first, N, K, BN, BK)
+        gates = weight_pointers(weight, matrix, first, N, K, BN, BK)
+        ups = weight_pointers(weight, matrix + 1, first, N, K, BN, BK) if GATED else None
         gate = tl.zeros((BN, BM) if TALL else (BM, BN), tl.float32)
         up = tl.zeros((BN, BM) if TALL else (BM, BN), tl.float32)
         for low in tl.range(0, K, BK, num_stages=STAGES):
             piece = row_pieces(xs, low, K, BK)
-            block = weight_block(weight, gates, matrix, first, low, K, BN, BK, DESCRIBED)
-            gate = plus_product(piece, block, gate, TALL, DOT_F32)
+            gate = plus_product(piece, row_pieces(gates, low, K, BK), gate, TALL, DOT_F32)
             if GATED:
-                block = weight_block(weight, ups, matrix + 1, first, low, K, BN, BK, DESCRIBED)
-                up = plus_product(piece, block, up, TALL, DOT_F32)
+                up = plus_product(piece, row_pieces(ups, low, K, BK), up, TALL, DOT_F32)
     value = settled(gate, bias, matrix, n, N, TALL, y)
     if GATED:
         value = activated(value, settled(up, bias, matrix + 1, n, N, TALL, y), limit)
@@ -163,8 +139,8 @@ def tile_product(
 def grouped_kernel(
     x, stride, weight, bias, by_expert, most, y, T, limit, N: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
-    TALL: tl.constexpr, GATED: tl.constexpr, JOINED: tl.constexpr, DESCRIBED: tl.constexpr, HALVES: tl.constexpr,
-    DOT_F32: tl.constexpr, DEPENDENT: tl.constexpr,
+    TALL: tl.constexpr, GATED: tl.constexpr, JOINED: tl.constexpr, HALVES: tl.constexpr, DOT_F32: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Grid (most * blocks of BN outputs,), most: tiles that there may be.
 
@@ -173,10 +149,10 @@ def grouped_kernel(
     both operands stay in cache. HALVES: a tile that is half empty is computed as one of BM / 2 pairs. Programs beyond
     the tiles that there are end at once.
 
-    weight  matrices [N, K], one an expert, GATED two, the gates' and then the ups'. DESCRIBED: a descriptor of them in
-            blocks [1, BN, BK], JOINED [2, BN, BK]; an argument of its own, since in a tuple launches do not find it
+    weight  matrices [N, K], one an expert, GATED two, the gates' and then the ups'
     bias    [N] of each, or None
-    JOINED  of GATED, not TALL: both are one product of 2 BN outputs
+    JOINED  of GATED, not TALL: both are one product of 2 BN outputs, and weight is a descriptor in blocks [2, BN, BK]
+            (an argument of its own, since in a tuple launches do not find it)
     """
     let_next_begin(DEPENDENT)
     BLOCKS: tl.constexpr = (N + BN - 1) // BN
@@ -195,12 +171,12 @@ def grouped_kernel(
     if HALVES and record[2] <= BM // 2:
         tile_product(
             x, stride, weight, bias, by_expert, y, T, limit, record, first, N, K, CHOICES, BM // 2, BN, BK, STAGES,
-            TALL, GATED, JOINED, DESCRIBED, DOT_F32,
+            TALL, GATED, JOINED, DOT_F32,
         )  # fmt: skip
     else:
         tile_product(
             x, stride, weight, bias, by_expert, y, T, limit, record, first, N, K, CHOICES, BM, BN, BK, STAGES,
-            TALL, GATED, JOINED, DESCRIBED, DOT_F32,
+            TALL, GATED, JOINED, DOT_F32,
         )  # fmt: skip
 
 
