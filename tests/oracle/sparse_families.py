@@ -39,14 +39,15 @@ SEEDS = dict.fromkeys(FAMILIES, 1) | {"mixtral": 3}
 """Of which the continuations are clear of ties."""
 
 
-def save(name: str, folder: Path) -> Path:
-    """The checkpoint of a family, with norms, biases, router biases and sinks that are not neutral."""
+def save(name: str, folder: Path, **edits: Any) -> Path:
+    """The checkpoint of a family, with norms, biases, router biases and sinks that are not neutral. edits: of its
+    config."""
     import transformers
 
     architecture, words = FAMILIES[name]
     made = getattr(transformers, architecture)
     torch.manual_seed(SEEDS[name])
-    model = made(made.config_class(**{**SIZES, **words})).float()
+    model = made(made.config_class(**{**SIZES, **words, **edits})).float()
     with torch.no_grad():
         for key, value in model.named_parameters():
             if key.endswith(("bias", "sinks")) or "norm" in key:
