@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from framework.interfaces import Widens
-from framework_backends.cuda_linear import SOME, CudaLinearPacker
+from framework_backends.cuda_linear import SOME, CudaLinearPacker, choose_wide_tiles, most_wide_rows
 
 from .comparing import DTYPES, normal, within
 
@@ -38,3 +38,21 @@ def test_an_invariant_widened_product_gives_a_row_the_same_bits_in_any_batch(dev
         whole = product.widened(x)
         for begin, end in ((0, 1), (5, 7), (3, 20), (5, SOME + 6)):
             assert torch.equal(product.widened(x[begin:end]), whole[begin:end])
+
+
+def test_routers_that_are_large_leave_many_rows_to_the_library():
+    assert [most_wide_rows(*one) for one in REAL] == [256, 512, SOME, 512]
+
+
+def test_tiles_follow_the_number_of_rows():
+    assert [choose_wide_tiles(rows).rows for rows in (1, 4, 5, SOME, SOME + 1)] == [1, 1, 8, 8, 8]
+    assert choose_wide_tiles(SOME + 1) != choose_wide_tiles(SOME)
+
+
+@pytest.mark.cuda
+def test_rows_up_to_the_most_and_beyond_equal_those_of_float32():
+    for weight, bias, product in routers(torch.device("cuda"), invariant=False):
+        most = most_wide_rows(*weight.shape)
+        for num_rows in (most, most + 1):
+            x = normal((num_rows, weight.shape[1]), torch.bfloat16, weight.device, seed=2)
+            close(product.widened(x), functional.linear(x.float(), weight, bias))
