@@ -37,7 +37,7 @@ def served(folder: Path, *words: str) -> list[Any]:
         return [one.outputs[0].token_ids for one in llm.generate(prompts, params, use_tqdm=False)]
 
 
-@pytest.mark.parametrize("invariant", ["false", "true"])
+@pytest.mark.parametrize("invariant", ["false", pytest.param("true", marks=pytest.mark.full)])
 def test_tokens_are_those_of_the_host(invariant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from framework_attention.triton.latent import LatentTriton, LatentTritonPlan
 
