@@ -111,7 +111,7 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
     check_attention(attention, config, backend, block_size)
     groups = kv_groups(layers, block_size)
     max_num_batched_tokens = config.scheduler.max_num_batched_tokens or backend.max_num_batched_tokens
-    _check_memory(config, backend, max_model_len, max_num_batched_tokens, block_size)
+    _check_memory(config, backend, max_model_len, max_num_batched_tokens, groups)
     buckets = buckets_of(model.target, backend, config.scheduler.max_num_seqs, max_num_batched_tokens)
     policy = Part.choose(plugins, "policy", config.policy)
     opened = perf_counter()
@@ -233,10 +233,10 @@ def _block_size(config: Config, attention: Part) -> int:
 
 
 def _check_memory(
-    config: Config, backend: Backend, max_model_len: int, max_num_batched_tokens: int, block_size: int
+    config: Config, backend: Backend, max_model_len: int, max_num_batched_tokens: int, groups: Sequence[KVGroup]
 ) -> None:
     """Refuses limits whose tables alone want more memory than there is."""
-    row_bytes = 4 * (max_model_len + -(-max_model_len // block_size)) + _ROW_BYTES
+    row_bytes = 4 * (max_model_len + sum(-(-max_model_len // g.block_size) for g in groups)) + _ROW_BYTES
     seqs, tokens = config.scheduler.max_num_seqs, max_num_batched_tokens
     check_memory("engine.max_model_len", max_model_len, row_bytes // max_model_len, backend, max_model_len)
     check_memory("scheduler.max_num_seqs", seqs, row_bytes, backend, max_model_len)

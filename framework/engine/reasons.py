@@ -143,4 +143,5 @@ def once_built(engine: Engine) -> list[Reason]:
 
 def _group(group: Mapping[str, Any]) -> str:
     window = "" if group["window"] is None else f" of window {group['window']}"
-    return f"{group['name']}: {group['num_layers']} layers, {group['kind']}{window}"
+    count = group["num_layers"]
+    return f"{group['name']}: {count} layer{'s' * (count != 1)}, {group['kind']}{window}"

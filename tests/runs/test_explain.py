@@ -92,6 +92,17 @@ def test_what_was_left_open_has_a_reason_and_what_was_said_has_none(report):
     assert not {"engine.max_model_len", "engine.dtype", "backend", "kv_cache.num_blocks"} & set(said)
 
 
+def test_attention_that_does_not_serve_the_models_layers_is_told(report):
+    entry = by_key(report()["automatic"])["attention"]
+    assert entry["value"] == "cpu"
+    assert "mla_torch: it does not serve layers that are not latent, which the model has" in entry["why"]
+
+
+def test_groups_of_a_built_engine_are_told(report):
+    entry = by_key(report("run.build=true", "kv_cache.num_blocks=9")["built"])["KV groups"]
+    assert (entry["value"], entry["why"]) == (1, "full: 1 layer, full")
+
+
 def test_no_weight_is_read_unless_the_engine_is_asked_for(report, monkeypatch):
     from framework_loaders.safetensors import SafetensorsLoader
 
