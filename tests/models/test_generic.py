@@ -196,6 +196,27 @@ def test_a_model_that_attends_twice_in_one_layer_is_refused(tmp_path, build_mode
         ours(build_model, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("edits", "message"),
+    [
+        (
+            {"hidden_act": "none_such"},
+            r"config.json makes no Starcoder2For.* \(KeyError: 'none_such'\)\. Correct it",
+        ),
+        (
+            {"layer_types": ["none_such"]},
+            r"config.json makes no Starcoder2For.* \(.*layer_types.*\)\. Correct it",
+        ),
+        ({"num_attention_heads": 3}, "3 heads of queries are no multiple of 2 heads of keys. Correct config.json"),
+    ],
+)
+def test_a_config_that_makes_no_model_is_an_error_with_its_reason(edits, message, build_model):
+    config = {**make("starcoder2").config.to_dict(), "architectures": ["Starcoder2ForCausalLM"], **edits}
+    source = DummySource(torch.float32, torch.device("cpu"), 1, tied=False)
+    with pytest.raises(CheckpointError, match=message):
+        build_model(TransformersModel, config, source)
+
+
 @pytest.mark.parametrize("name", ["NoSuchForCausalLM", "LlamaModel"])
 def test_an_architecture_that_is_no_causal_language_model_is_refused(name, build_model):
     source = DummySource(torch.float32, torch.device("cpu"), 1, tied=False)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from framework.errors import CheckpointError
 from framework.interfaces import ForwardContext
 
 PAGED = "framework_paged"
@@ -85,7 +86,13 @@ class Recorder:
 
     def __call__(self, given: Call) -> Tensor:
         self.calls.append(given)
-        share = given.query.shape[0] // given.key.shape[0]
+        num_heads, num_kv_heads = given.query.shape[0], given.key.shape[0]
+        if num_heads % num_kv_heads:
+            raise CheckpointError(
+                f"model=transformers: {num_heads} heads of queries are no multiple of {num_kv_heads} heads of keys. "
+                "Correct config.json"
+            )
+        share = num_heads // num_kv_heads
         key, value = (x.repeat_interleave(share, 0) for x in (given.key, given.value))
         ramp = torch.linspace(-1, 1, key.shape[-1], device=key.device)
         own = ((given.query.float() + key.float()) * ramp).mean(-1, keepdim=True)

@@ -43,7 +43,7 @@ def refused(name: str, what: str) -> NotBuiltError:
 
 def _declare(call: Call, ctx: ModelContext, name: str, step: Step) -> PagedLayer:
     num_heads, num_tokens, width = call.query.shape
-    if call.key.shape[1] != num_tokens or num_heads % call.key.shape[0]:
+    if call.key.shape[1] != num_tokens:
         raise refused(name, f"attends from {tuple(call.query.shape)} to {tuple(call.key.shape)}")
     unknown = [word for word, value in call.more.items() if word not in (*_KNOWN, *_INERT) and value is not None]
     if unknown:

@@ -7,31 +7,24 @@ layers are read off (`layers`), and a model that mixes tokens anywhere but in it
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from framework.errors import CheckpointError, class_and_text
 from framework.interfaces import Capabilities, ForwardContext, ModelContext, ModelOutput
 from framework_models.generic.attention import PAGED, TRIED, Recorder, Step, register
+from framework_models.generic.building import build, class_of, layers_of
 from framework_models.generic.features import Features, layers_around
 from framework_models.generic.layers import place_layers, refused
+from framework_models.generic.rotary import check_rotary, keep_frequencies
 from framework_models.generic.weights import load_weights
 
 _NUM_TRIED = 5  # tokens
 _TOLERANCE = {torch.float32: 1e-4}
 """Of the largest hidden state: rows of a product differ by rounding with their place, other tokens make far more."""
 _TOLERANCE_HALF = 0.05
-_REFUSED: Mapping[str, str] = {
-    "is_encoder_decoder": "is an encoder with a decoder",
-    "auto_map": "brings code of its own, which is not run here",
-    "quantization_config": "is quantized",
-    "num_kv_shared_layers": "shares keys and values between layers",
-}
-"""Keys of config.json that change what would be computed, when they are set to anything."""
 
 
 class TransformersModel:
@@ -46,14 +39,14 @@ class TransformersModel:
     def __init__(self, config: Mapping[str, Any], ctx: ModelContext) -> None:
         register()
         is_outline = ctx.device.type == "meta"  # shapes alone are asked for: there is no value to look at
-        self._name, made = _class_of(config)
-        self._causal = _build(made, config, ctx, is_outline=is_outline)
-        self._base = _layers_of(self._name, self._causal)
-        _check_rotary(self._name, self._causal, ctx.max_model_len)
+        self._name, made = class_of(config)
+        self._causal = build(made, config, ctx, is_outline=is_outline)
+        self._base = layers_of(self._name, self._causal)
+        check_rotary(self._name, self._causal, ctx.max_model_len)
         if not is_outline:
             load_weights(self._causal, ctx)
         self._causal.requires_grad_(False)
-        _keep_frequencies(self._causal)
+        keep_frequencies(self._causal)
         self.ignored_weights = (*self.ignored_weights, *(self._causal._keys_to_ignore_on_load_unexpected or ()))
         self._step, self._head = Step(), _head_of(self._causal)
         self.vocab_size = int(self._causal.get_input_embeddings().weight.shape[0])
@@ -137,96 +130,6 @@ class TransformersModel:
 def _is_near(found: Tensor, wanted: Tensor) -> bool:
     tolerance = _TOLERANCE.get(wanted.dtype, _TOLERANCE_HALF)
     return bool((found - wanted).abs().max() <= tolerance * wanted.abs().max())
-
-
-def _class_of(config: Mapping[str, Any]) -> tuple[str, Any]:
-    """(architecture, its class). CheckpointError for one that is no causal language model of transformers."""
-    import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    name = str((config.get("architectures") or ["?"])[0])
-    for key, what in _REFUSED.items():
-        if config.get(key):
-            raise refused(name, f"{what} ({key})")
-    made = getattr(transformers, name, None)
-    if made is None or name not in set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
-        raise CheckpointError(
-            f"model=transformers: transformers {transformers.__version__} has no causal language model {name}. Use a "
-            "checkpoint of one that it has, or a model plugin that serves this one"
-        )
-    if getattr(made, "_is_stateful", False):
-        raise refused(name, "carries a state from token to token")
-    if not made._can_set_attn_implementation():
-        raise refused(name, "does not call its attention through transformers' attention interface")
-    return name, made
-
-
-def _build(made: Any, config: Mapping[str, Any], ctx: ModelContext, *, is_outline: bool) -> Any:
-    """The model without weights, on the meta device."""
-    try:
-        return _built(made, config, ctx, is_outline=is_outline)
-    except Exception as error:  # of a config that transformers does not take, whatever it raises then
-        raise CheckpointError(
-            f"model=transformers: config.json makes no {made.__name__} ({class_and_text(error)}). Correct it"
-        ) from error
-
-
-def _built(made: Any, config: Mapping[str, Any], ctx: ModelContext, *, is_outline: bool) -> Any:
-    own = made.config_class.from_dict(dict(config))
-    own.output_router_logits = False
-    words: dict[str, Any] = {"dtype": ctx.dtype, "attn_implementation": PAGED}
-    if is_outline and made._can_set_experts_implementation():
-        words["experts_implementation"] = "batched_mm"  # the one that knows shapes for every dtype
-    with torch.device("meta"):
-        return made._from_config(own, **words).eval()
-
-
-def _layers_of(name: str, causal: Any) -> Any:
-    """The part between embedding and head."""
-    base = getattr(causal, causal.base_model_prefix, None)
-    if base is None:
-        raise refused(name, f"has no part '{causal.base_model_prefix}'")
-    known = inspect.signature(base.forward).parameters
-    for word in ("inputs_embeds", "position_ids"):
-        if word not in known:
-            raise refused(name, f"takes no {word}")
-    return base
-
-
-def _check_rotary(name: str, model: Any, length: int) -> None:
-    """Frequencies that follow the longest sequence of a batch would let requests depend on their neighbours:
-    CheckpointError where they change within `length` tokens."""
-    for module in model.modules():
-        for kind in _rope_types(module).values():
-            limit = _longest(kind, module.config)
-            if limit is not None and length > limit:
-                raise CheckpointError(
-                    f"model=transformers: rope_type '{kind}' of {name} serves up to {limit} tokens, and max_model_len "
-                    f"is {length}: beyond, frequencies follow the longest request. Use engine.max_model_len={limit}"
-                )
-
-
-def _keep_frequencies(model: Any) -> None:
-    """Rotary embeddings look no longer whether their frequencies should change: within max_model_len they do not."""
-    for module in model.modules():
-        if kinds := _rope_types(module):
-            module.rope_type = dict.fromkeys(kinds, "default") if isinstance(module.rope_type, dict) else "default"
-
-
-def _rope_types(module: Any) -> dict[str, str]:
-    kinds = getattr(module, "rope_type", {})
-    return kinds if isinstance(kinds, dict) else {"": kinds}
-
-
-def _longest(kind: str, config: Any) -> int | None:
-    """Tokens up to which the frequencies of a rope type stay as they are; None for any number."""
-    if "dynamic" in kind:
-        return int(config.max_position_embeddings)
-    if kind != "longrope":
-        return None
-    ropes = config.rope_parameters
-    nested = [rope for rope in ropes.values() if isinstance(rope, dict)] or [ropes]
-    return min(int(rope["original_max_position_embeddings"]) for rope in nested if rope.get("rope_type") == "longrope")
 
 
 def _head_of(causal: Any) -> Any:
