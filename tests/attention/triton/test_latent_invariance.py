@@ -11,7 +11,7 @@ from .test_triton_invariance import part
 SMALL = LatentSizes(16, 16, 32, 16)
 
 
-@pytest.mark.parametrize("dtype", (torch.float16, torch.float32), ids=str)
+@pytest.mark.parametrize("dtype", (torch.float16, pytest.param(torch.float32, marks=pytest.mark.full)), ids=str)
 def test_bits_depend_neither_on_chunks_nor_on_neighbours(device, dtype):
     built = build(AttentionCase("whole", (0,), (25,), num_heads=1, latent=SMALL), 16, dtype)
     whole = LatentStep(built, device, 16, is_invariant=True).forward()

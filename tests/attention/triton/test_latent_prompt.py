@@ -34,7 +34,9 @@ def step(device, monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("piece", (None, 1, 48), ids=("whole", "pieces_of_a_tile", "pieces_of_three"))
+@pytest.mark.parametrize(
+    "piece", (None, pytest.param(1, marks=pytest.mark.full), 48), ids=("whole", "pieces_of_a_tile", "pieces_of_three")
+)
 def test_prompts_beside_decodes_and_padding_equal_the_reference(step, piece):
     one = step(MIX, piece=piece)
     plan = one.plan()
@@ -45,7 +47,10 @@ def test_prompts_beside_decodes_and_padding_equal_the_reference(step, piece):
     assert torch.equal(one.at_slots()[:-3], one.built.k[:-3, 0])
 
 
-@pytest.mark.parametrize("name", ("heads_of_deepseek", "one_head", "chunks_with_and_without_a_context"))
+@pytest.mark.parametrize(
+    "name",
+    (pytest.param("heads_of_deepseek", marks=pytest.mark.full), "one_head", "chunks_with_and_without_a_context"),
+)
 def test_prompts_in_bfloat16_equal_the_reference(step, name):
     one = step(by_name[name], torch.bfloat16)
     one.assert_close(one.forward())

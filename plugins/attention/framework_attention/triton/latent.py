@@ -47,7 +47,7 @@ from framework_attention.triton.latent_prompt import (
     gather_kernel,
     latent_prompt_kernel,
 )
-from framework_attention.triton.latent_shapes import absorb_shape, expand_shape, latent_shape, prompt_shape
+from framework_attention.triton.latent_shapes import absorb_shape, expand_shape, has_room, latent_shape, prompt_shape
 from framework_attention.triton.latent_write import New, store_kernel
 
 _SHORT = 64
@@ -156,6 +156,7 @@ class LatentTriton:
         ((self.num_heads, width, _),) = shapes
         self.shape = latent_shape(self.ctx.dtype, self.num_heads, width, _shared_bytes(self.device))
         self.prompt = prompt_shape(self.ctx.dtype, _shared_bytes(self.device))
+        self.has_room = has_room(self.ctx.dtype, _shared_bytes(self.device))
 
     @property
     def groups(self) -> int:
@@ -366,7 +367,7 @@ class LatentTritonPlan:
 
     def _expand(self, bound: Layer, up_values: Tensor, some: Absorbed, made: LatentParts, out: Tensor) -> None:
         owner, (num_heads, value, rank) = self._owner, up_values.shape
-        shape = expand_shape(some.num_queries, owner.ctx.batch_invariant)
+        shape = expand_shape(some.num_queries, owner.ctx.batch_invariant, owner.has_room)
         columns = min(shape.columns, _pad(value))
         grid = triton.cdiv(some.num_queries, shape.queries) * num_heads * triton.cdiv(value, columns)
         expand_kernel[(grid,)](
