@@ -38,11 +38,14 @@ from torch.nn import functional
 
 from framework import step_ops
 from framework.batch import Rows
-from framework.interfaces import AttentionContext, HeadNorms, Rotation
+from framework.interfaces import AttentionContext, ExpertWeights, HeadNorms, Rotation, Routing
 from framework.layers import ops as layer_reference
+from framework.layers.experts import ReferenceExperts
 from framework.step_ops import StepBuffers, TableViews
-from framework.testing.attention import AttentionCase, build
+from framework.testing.attention import AttentionCase, LatentSizes, build
 from framework.testing.attention import reference as attention_reference
+from framework.testing.attention_engine import AttentionEngine, compute_past, turnings
+from framework.testing.attention_suite import AttentionPlugin
 
 PACKAGES = ("framework_backends.triton", "framework_attention.triton")
 TOOLS = ("memcheck", "racecheck")
@@ -266,6 +269,12 @@ def products(device: torch.device) -> None:
             x = normal((count, 136), 3)
             near(plain(x.to(device)), functional.linear(x.float(), weight.float()))
             near(biased(x.to(device)), functional.linear(x.float(), weight.float(), bias.float()))
+    wide = normal((72, 136), 1, torch.float32) / 12
+    for is_invariant in (False, True):
+        packed = CudaLinearPacker(is_invariant).pack(wide.to(device), None)
+        for count in ROW_COUNTS:
+            x = normal((count, 136), 3)
+            near(packed.widened(x.to(device)), functional.linear(x.float(), wide), 1e-5)
 
 
 def _compare_products(plain: Any, biased: Any, weight: Tensor, bias: Tensor, device: torch.device) -> None:
@@ -569,10 +578,69 @@ def _attend_projections(plan: Any, built: Any, one: Attended, device: torch.devi
     return out
 
 
+# ------------------------------------------------------------------------------------------------- latents and experts
+
+LATENT = (
+    AttentionCase("latent decodes", (150, 3, 0), (1, 1, 1), num_heads=2, latent=LatentSizes()),
+    AttentionCase("latent decode, chunks, padding", (70, 33, 0, 0), (1, 40, 25, 0), num_heads=2, padding_tokens=3,
+                  latent=LatentSizes()),
+)  # fmt: skip
+EXPERTS = 6
+
+
+def latents(device: torch.device) -> None:
+    """Steps of decodes and of prompts over latents, with and without norm and rotation, behind a step of prompts."""
+    from framework_attention.triton.latent import LatentTriton
+
+    plugin = AttentionPlugin(LatentTriton, lambda dtype: SimpleNamespace(
+        name="sanitize", device=device, allocate_kv=lambda specs, n: [
+            torch.zeros([n if size == -1 else size for size in spec.shape], dtype=spec.dtype, device=device)
+            for spec in specs
+        ],
+    ))  # fmt: skip
+    for case in LATENT:
+        built = build(case, 32, DTYPE)
+        real = sum(case.scheduled)
+        for turning in (None, *turnings(built)):
+            engine = AttentionEngine(plugin, built, 32)
+            compute_past(engine, built, 32)
+            if turning is None:
+                out, wanted = engine.step(built.batch, built.q, built.k, built.v), built
+            else:
+                out, wanted = engine.project(engine.planned(built.batch), built, turning), turning.turned(built)
+            near(out[:real], attention_reference(wanted, case.scale)[:real])
+            assert out[real:].abs().sum() == 0, f"{case.name}: padding is not 0"
+
+
+def experts(device: torch.device) -> None:
+    """Mixtures of few tokens, row by row, and of more, grouped by expert, with and without biases."""
+    from framework_backends.cuda_experts import CudaExpertsPacker
+
+    plain = ExpertWeights(normal((EXPERTS, 48, 40), 1) / 6, normal((EXPERTS, 40, 24), 2) / 4)
+    biased = replace(plain, gate_up_bias=normal((EXPERTS, 48), 3), down_bias=normal((EXPERTS, 40), 4),
+                     activation="clamped", limit=0.7)  # fmt: skip
+    for weights, few in ((plain, 1), (biased, 3)):
+        routing = Routing(2, normalizes=True)
+        ours, expected = (
+            CudaExpertsPacker(False).pack(_on(weights, device), routing),
+            ReferenceExperts(weights, routing),
+        )
+        for count in (few, 40):
+            x, logits = normal((count, 40), 5), normal((count, EXPERTS), 6, torch.float32)
+            near(ours(x.to(device), logits.to(device)), expected(x, logits))
+        equal(ours.counts, expected.counts, "how many tokens an expert was given")
+
+
+def _on(weights: ExpertWeights, device: torch.device) -> ExpertWeights:
+    tensors = {one.name: getattr(weights, one.name) for one in fields(weights)}
+    return replace(weights, **{name: one.to(device) for name, one in tensors.items() if isinstance(one, Tensor)})
+
+
 # ---------------------------------------------------------------------------------------------------- what was launched
 
 GROUPS: dict[str, Callable[[torch.device], None]] = {
     "steps": steps, "layers": layers, "products": products, "sampler": sampler, "attention": attention,
+    "latents": latents, "experts": experts,
 }  # fmt: skip
 
 
