@@ -110,7 +110,8 @@ def test_experts_moved_together_with_their_router_rows_change_nothing(family, tm
 def test_a_window_in_use_that_the_config_leaves_out_is_the_familys(family, build_model):
     target, _, _, sizes = FAMILIES[family]
     source = DummySource(torch.float32, torch.device("cpu"), 0, tied=False)
-    layers = build_model(target, {**sizes, "use_sliding_window": True}, source).ctx.layers
+    config = {**sizes, "use_sliding_window": True}
+    layers = build_model(target, config, source, max_model_len=5000).ctx.layers
     assert layers[0].window == 4096
 
 
