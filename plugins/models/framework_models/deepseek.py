@@ -7,6 +7,7 @@ own. Source: DeepSeek-V2 (arXiv 2405.04434), section 2.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -39,7 +40,7 @@ class MixtureConfig:
         return self.num_experts > 0 and layer >= self.first_layer and layer % self.layer_freq == 0
 
 
-class Deepseek(Llama):
+class Deepseek(Llama, ABC):
     """A family says by `routing` which of its experts a token gets.
 
     ignored_weights  layers behind the last one, which predict further tokens: they are no part of the main model
@@ -69,9 +70,9 @@ class Deepseek(Llama):
             )
         return read_dense({**config, "head_dim": config.get("qk_rope_head_dim")}, cls.family)
 
+    @abstractmethod
     def routing(self, config: Mapping[str, Any], num_experts: int) -> Routing:
         """Of every mixture, without its bias. Raises CheckpointError for a key that the family does not have."""
-        raise NotImplementedError
 
     def layer_routing(self, ctx: ModelContext, prefix: str, routing: Routing) -> Routing:
         """Of the mixture `prefix`."""
