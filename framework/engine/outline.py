@@ -1,7 +1,7 @@
 """A model built without its weights, to know which attention layers it declares before any weight is read.
 
-Everything that a constructor makes or takes is a tensor of torch's meta device, which has a shape and no memory. Called
-where parts are chosen; nothing that is built here computes.
+Weights are tensors of torch's meta device, which have a shape and no memory; what else a constructor makes is small,
+and made on the host. Called where parts are chosen; nothing that is built here computes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ def layers_of(
     """
     import torch
 
+    from framework.engine.outline_shapes import ShapesAlone
+
     meta = torch.device("meta")
     ctx = ModelContext(cast("Backend", _NoBackend(dtype)), _NoWeights(dtype), dtype, meta, max_model_len)
     try:
-        with meta:
+        with ShapesAlone():
             target(checkpoint.config, ctx)
     except FrameworkError:
         raise

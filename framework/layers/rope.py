@@ -289,7 +289,8 @@ class Rotary:
         rotary_dim = rope.rotary_dim(head_dim)
         self.order = half_split_order(head_dim, rotary_dim)
         inv, scale = _TYPES[rope.rope_type].frequencies(rope, rotary_dim, ctx.max_model_len)
-        angles = torch.arange(ctx.max_model_len, dtype=torch.float32)[:, None] * inv
+        num_positions = 1 if ctx.device.type == "meta" else ctx.max_model_len  # an outline rotates nothing
+        angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * inv
         # One table, so that a forward pass gathers once; made on the host so that every device rotates alike.
         passed = (0, (head_dim - rotary_dim) // 2)
         cos = functional.pad(angles.cos() * scale, passed, value=1.0)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from framework.engine.outline import layers_of
+from framework.engine.outline_shapes import ShapesAlone
 from framework.errors import CheckpointError, PluginError
 from framework.interfaces import Checkpoint
 from framework_models.llama import Llama
@@ -40,6 +44,36 @@ def test_a_window_that_no_request_outgrows_is_none():
 def test_weights_take_no_memory():
     huge = outline(Llama, vocab_size=10**9, hidden_size=10**6, intermediate_size=10**7)  # some 10^17 bytes
     assert len(huge) == 3
+
+
+def test_building_one_imports_no_compiler():
+    """Which takes seconds; in a process of its own, because other tests may have imported it."""
+    program = """
+import sys
+import torch
+from framework.engine.outline import layers_of
+from framework_models.cases import gemma2, gpt_oss, llama
+for case in (*llama(), *gemma2(), *gpt_oss()):
+    assert layers_of(case.name, case.target, case.checkpoint, torch.float32, 64)
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_shapes_and_dtypes_are_those_that_torch_gives(dtype):
+    def answers(device):
+        x, y = torch.empty(3, 4, dtype=dtype, device=device), torch.empty(3, 2, dtype=dtype, device=device)
+        made = (x + 1, 1.0 + x, x * 2.5, 2 - x, x / 2, torch.cat([x, y], dim=-1), torch.cat((x, x)), torch.cat([x], 1))
+        return [(one.shape, one.dtype) for one in made]
+
+    with ShapesAlone():
+        assert answers("meta") == answers("cpu")
+
+
+def test_concatenation_that_torch_refuses_is_refused():
+    with ShapesAlone(), pytest.raises(RuntimeError, match=r"Sizes of tensors must match|size"):
+        torch.cat([torch.empty(2, 3, device="meta"), torch.empty(2, 4, device="meta")])
 
 
 def test_what_the_model_refuses_is_told_in_its_own_words():
