@@ -335,6 +335,14 @@ class Experts(Protocol):
         means nothing, and is finite."""
 
 
+@runtime_checkable
+class AddsBeside(Protocol):
+    """Of `Experts` that add the output of another block in the launch that sums theirs; others need not."""
+
+    def beside(self, other: Tensor, x: Tensor, logits: Tensor, num_tokens: Tensor | None = None) -> Tensor:
+        """other [T, H] and the experts' output of x, summed in float32 and rounded once."""
+
+
 @dataclass(frozen=True)
 class BackendContext:
     """dtype and graphs are the words of `engine.dtype` and `engine.graphs`."""
@@ -563,6 +571,16 @@ class AttentionBackend(Protocol):
 
     def release(self, req_idx: int) -> None: ...
     def plan(self, batch: InputBatch, group: int) -> AttentionPlan: ...
+
+
+@runtime_checkable
+class TakesWorkspace(Protocol):
+    """Of an attention backend whose layers take memory for the while of a call that is worth counting beside the
+    largest step; a backend need not have it."""
+
+    def workspace_bytes(self, layer: LayerSpec, q: Tensor, out: Tensor) -> int:
+        """Most that one call takes beside its arguments and `out`, in any step of as many tokens. q [T, Hq, D] are
+        queries, and out [T, Hq, D_value] what they become. Asked before `bind`."""
 
 
 @runtime_checkable

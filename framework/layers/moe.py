@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from framework.interfaces import ExpertWeights, Gates, Linear, ModelContext, Routing, Widens
+from framework.interfaces import AddsBeside, ExpertWeights, Gates, Linear, ModelContext, Routing, Widens
 from framework.layers.experts import sigmoid
 from framework.layers.linear import load_linear
 from framework.layers.norm import Norm
@@ -98,7 +98,7 @@ class SparseMLP:
     shared   what every token uses beside them
     """
 
-    __slots__ = ("_experts", "_router", "_shared")
+    __slots__ = ("_adds", "_experts", "_router", "_shared")
 
     def __init__(
         self,
@@ -118,6 +118,7 @@ class SparseMLP:
         bias = ctx.weights.take(f"{name}.bias", (num_experts,), wide) if router_bias else None
         self._router = widening(ctx.backend.pack_linear(weight, bias))
         self._experts = ctx.add_experts(prefix, weights, routing)
+        self._adds = self._experts if isinstance(self._experts, AddsBeside) else None
         self._shared = shared
 
     def __call__(
@@ -125,5 +126,9 @@ class SparseMLP:
     ) -> tuple[Tensor, Tensor]:
         """(block of norm(x + residual), x + residual), both [T, H]; the arguments' memory may be reused."""
         x, residual = norm.add(x, residual)
-        out = self._experts(x, self._router(x), num_tokens)
-        return (out if self._shared is None else out + self._shared(x)), residual
+        logits = self._router(x)
+        if self._shared is None:
+            return self._experts(x, logits, num_tokens), residual
+        if self._adds is not None:
+            return self._adds.beside(self._shared(x), x, logits, num_tokens), residual
+        return self._experts(x, logits, num_tokens) + self._shared(x), residual

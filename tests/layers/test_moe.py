@@ -151,3 +151,25 @@ def test_gate_of_shared_experts_is_taken_into_the_launch_of_a_product_that_offer
     )
     x = random(5, H, seed=4)
     torch.testing.assert_close(SharedExperts(fusing, "s", H, 6)(x), SharedExperts(plain, "s", H, 6)(x))
+
+
+class Beside(ReferenceExperts):
+    """A mixture that adds another block's output, as `interfaces.AddsBeside` says."""
+
+    def beside(self, other, x, logits, num_tokens=None):
+        return other + super().__call__(x, logits, num_tokens)
+
+    def __call__(self, *args):
+        raise AssertionError("asked for the experts alone")
+
+
+def test_output_of_shared_experts_is_added_by_a_mixture_that_offers_it():
+    source = {"b.gate.weight": random(E, H, seed=3), "s.gate_proj.weight": random(6, H, seed=1)}
+    source |= {"s.up_proj.weight": random(6, H, seed=2), "s.down_proj.weight": random(H, 6, seed=3)}
+    outs = []
+    for kind in (ReferenceExperts, Beside):
+        ctx = context(Source(**source))
+        ctx.backend.pack_experts = kind
+        block = SparseMLP(ctx, "b", experts(), Routing(2), shared=SharedExperts(ctx, "s", H, 6))
+        outs.append(block(random(5, H, seed=4), None, Sums())[0])
+    torch.testing.assert_close(outs[1], outs[0])

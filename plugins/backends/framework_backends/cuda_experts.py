@@ -139,7 +139,7 @@ class CudaExpertsPacker:
 
 
 class CudaExperts:
-    """`interfaces.Experts` in Triton. Waits for nothing, and can be captured. Padding comes out as 0."""
+    """`interfaces.Experts` and `AddsBeside` in Triton. Waits for nothing, can be captured. Padding comes out as 0."""
 
     __slots__ = ("_counters", "_dependent", "_descriptors", "_route", "_routing", "_tiles", "_weights", "counts")
 
@@ -154,17 +154,25 @@ class CudaExperts:
 
     def __call__(self, x: Tensor, logits: Tensor, num_tokens: Tensor | None = None) -> Tensor:
         """As `interfaces.Experts`."""
+        return self._summed(x, logits, num_tokens, None)
+
+    def beside(self, other: Tensor, x: Tensor, logits: Tensor, num_tokens: Tensor | None = None) -> Tensor:
+        """As `interfaces.AddsBeside`."""
+        assert other.shape == x.shape and other.is_contiguous(), f"{other.shape} {other.stride()} beside {x.shape}"
+        return self._summed(x, logits, num_tokens, other)
+
+    def _summed(self, x: Tensor, logits: Tensor, num_tokens: Tensor | None, other: Tensor | None) -> Tensor:
         assert x.stride(1) == logits.stride(1) == 1, f"rows must be contiguous: {x.stride()}, {logits.stride()}"
         assert logits.dtype == torch.float32 and logits.shape == (len(x), len(self.counts)), logits.shape
         if len(x) == 0:
             return torch.empty_like(x)
         if len(x) <= self._tiles.most_rows:
-            return self._rows(x, logits, num_tokens)
-        return self._grouped(x, logits, num_tokens)
+            return self._rows(x, logits, num_tokens, other)
+        return self._grouped(x, logits, num_tokens, other)
 
     # ------------------------------------------------------------------------------------------------ few tokens
 
-    def _rows(self, x: Tensor, logits: Tensor, num_tokens: Tensor | None) -> Tensor:
+    def _rows(self, x: Tensor, logits: Tensor, num_tokens: Tensor | None, other: Tensor | None) -> Tensor:
         weights, k, words = self._weights, self._routing.k, self._words(x)
         tiles = self._tiles.rows_of(len(x))
         up, down = tiles.up, tiles.down
@@ -179,7 +187,7 @@ class CudaExperts:
         )  # fmt: skip
         out = torch.empty(len(x), size, dtype=x.dtype, device=x.device)
         summed_rows_kernel[(triton.cdiv(size, down.outputs), len(x))](
-            inner, Expert(weights.down, weights.down_bias), ids, chosen.weights, out, num_tokens, len(x),
+            inner, Expert(weights.down, weights.down_bias), ids, chosen.weights, other, out, num_tokens, len(x),
             N=size, K=width, CHOICES=k, BN=down.outputs, BK=down.columns, AHEAD=down.ahead, num_warps=down.warps,
             **words,
         )  # fmt: skip
@@ -187,7 +195,7 @@ class CudaExperts:
 
     # ------------------------------------------------------------------------------------------------ more tokens
 
-    def _grouped(self, x: Tensor, logits: Tensor, num_tokens: Tensor | None) -> Tensor:
+    def _grouped(self, x: Tensor, logits: Tensor, num_tokens: Tensor | None, other: Tensor | None) -> Tensor:
         tiles, words = self._tiles.of(len(x)), self._words(x)
         weights, by_expert = self._sorted(logits, num_tokens, tiles.up.pairs, words)
         inner = self._product(x, by_expert, tiles.up, len(x), gated=True, words=words)
@@ -195,7 +203,7 @@ class CudaExperts:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         block = min(_SUMMED_COLUMNS, triton.next_power_of_2(x.shape[1]))
         combine_kernel[(len(x), triton.cdiv(x.shape[1], block))](
-            outputs, weights, out, num_tokens, len(x), H=x.shape[1], CHOICES=self._routing.k, BLOCK=block,
+            outputs, weights, other, out, num_tokens, len(x), H=x.shape[1], CHOICES=self._routing.k, BLOCK=block,
             num_warps=max(1, block // 512), **words,
         )  # fmt: skip
         return out

@@ -106,6 +106,17 @@ def test_biases_and_the_clamped_activation_equal_the_reference(device, tiles):
     close(ours(weights, Routing(2), tiles)(x, logits), ReferenceExperts(weights, Routing(2))(x, logits))
 
 
+@pytest.mark.parametrize("tiles", [ROWS, PLAIN], ids=["rows", "grouped"])
+def test_another_output_is_added_to_the_sum_and_keeps_its_values(device, tiles):
+    weights, (x, logits) = mixture(device, torch.float16), inputs(device, 4, torch.float16)
+    other, actual = normal((4, 48), torch.float16, device, seed=9), ours(weights, Routing(2), tiles)
+    before, real = other.clone(), torch.tensor([3], dtype=torch.int32, device=device)
+    expected = ReferenceExperts(weights, Routing(2))(x, logits) + other
+    close(actual.beside(other, x, logits), expected)
+    close(actual.beside(other, x, logits, real)[:3], expected[:3])
+    assert torch.equal(other, before) and actual.counts.sum() == (4 + 3) * 2
+
+
 @pytest.mark.parametrize("num_tokens", [1, 18])
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_choices_weights_and_counts_equal_the_reference(device, name, num_tokens):

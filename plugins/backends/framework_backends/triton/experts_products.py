@@ -182,11 +182,11 @@ def grouped_kernel(
 
 @triton.jit(do_not_specialize=["T"])
 def combine_kernel(
-    outputs, weights, out, num_tokens, T, H: tl.constexpr, CHOICES: tl.constexpr, BLOCK: tl.constexpr,
+    outputs, weights, other, out, num_tokens, T, H: tl.constexpr, CHOICES: tl.constexpr, BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Grid (T, blocks of BLOCK columns): out [T, H], the sum of outputs [T, CHOICES, H] times weights [T, CHOICES], one
-    choice after the other in float32; 0 for padding."""
+    choice after the other in float32, and of other [T, H] unless that is None; 0 for padding."""
     let_next_begin(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -197,4 +197,6 @@ def combine_kernel(
         pair = token * CHOICES + choice
         weight = tl.load(weights + pair)
         total += tl.load(outputs + pair * H + h, mask=is_read, other=0.0).to(tl.float32) * weight
+    if other is not None:
+        total += tl.load(other + token * H + h, mask=is_read, other=0.0).to(tl.float32)
     tl.store(out + token * H + h, tl.where(is_read, total, 0.0), mask=h < H)

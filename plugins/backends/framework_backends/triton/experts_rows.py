@@ -86,11 +86,11 @@ def gated_rows_kernel(
 
 @triton.jit(do_not_specialize=["T"])
 def summed_rows_kernel(
-    x, expert, ids, weights, y, num_tokens, T, N: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr,
+    x, expert, ids, weights, other, y, num_tokens, T, N: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of BN outputs, T): y [T, N], over a token's choices the sum of weight times product of x [pairs, K]
-    by the expert; 0 for padding.
+    by the expert, and of other [T, N] unless that is None; 0 for padding.
 
     The columns of all choices, one behind the other, are cut into pieces as in `gated_rows_kernel`, and added up as
     those of one long row.
@@ -137,4 +137,6 @@ def summed_rows_kernel(
         if expert.bias is not None:
             added = tl.load(expert.bias + begins[choice] + out, mask=out < N, other=0.0)
             bias += added.to(tl.float32) * factors[choice]
+    if other is not None:
+        bias += tl.load(other + token.to(tl.int64) * N + out, mask=out < N, other=0.0).to(tl.float32)
     tl.store(into, over_columns(total) + bias, mask=out < N)
