@@ -72,8 +72,9 @@ def build_chosen(
     loading = perf_counter()
     loaded = loaded or _load(choice)
     choice.seconds["load"] = perf_counter() - loading
-    profile(choice, loaded)
-    kv = _allocate(choice, loaded.layers)
+    attention = {group.name: _attention(choice) for group in choice.groups}
+    profile(choice, loaded, attention)
+    kv = _allocate(choice, loaded.layers, attention)
     events = plugins.events if trace is None else plugins.events.joined("trace", trace)
     engine = _assemble(choice, loaded, kv, plugins, events)
     choice.seconds["compile"] = choice.backend.compile_seconds - compiled
@@ -133,10 +134,9 @@ class _KVMemory:
         return (self.num_blocks - 1) // len(self.groups) * self.groups[0].block_size
 
 
-def _allocate(choice: Choice, layers: list[LayerSpec]) -> _KVMemory:
+def _allocate(choice: Choice, layers: list[LayerSpec], attention: Mapping[str, AttentionBackend]) -> _KVMemory:
     assert layers == choice.layers, f"model {choice.model.name} declares other layers with its weights than without"
     groups = choice.groups
-    attention = {group.name: _attention(choice) for group in groups}
     members = [[layers[index] for index in group.layers] for group in groups]
     wanted = [[attention[g.name].kv_spec(layer) for layer in own] for g, own in zip(groups, members, strict=True)]
     specs = max(wanted, key=len)

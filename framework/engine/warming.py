@@ -12,35 +12,49 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from framework.interfaces import CompilesAhead, ForwardContext
+from framework.interfaces import CompilesAhead, ForwardContext, TakesWorkspace
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from framework.engine.choice import Choice
     from framework.engine.loaded import Loaded
-    from framework.interfaces import LatentUp
+    from framework.interfaces import AttentionBackend, LatentUp, LayerSpec
     from framework.worker.model_runner import ModelRunner
 
 
 class NoAttention:
-    """`interfaces.AttentionPlan` or `LatentPlan` of memory that is not there yet: gives queries back, or zeros."""
+    """`interfaces.AttentionPlan` or `LatentPlan` of memory that is not there yet: gives queries back, or zeros, and
+    takes as much for the while as the layer's attention says."""
+
+    def __init__(self, attention: AttentionBackend, layer: LayerSpec) -> None:
+        self._attention, self._layer = attention, layer
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return q.contiguous()
+        return self._beside_workspace(q, q.contiguous())
 
     def forward_latent(self, layer: int, q: Tensor, latent: Tensor, up: LatentUp) -> Tensor:
-        return q.new_zeros(*q.shape[:2], up.values.shape[1])
+        return self._beside_workspace(q, q.new_zeros(*q.shape[:2], up.values.shape[1]))
+
+    def _beside_workspace(self, q: Tensor, out: Tensor) -> Tensor:
+        if isinstance(self._attention, TakesWorkspace):
+            num_bytes = self._attention.workspace_bytes(self._layer, q, out)
+            torch.empty(num_bytes, dtype=torch.uint8, device=q.device)
+        return out
 
 
-def profile(choice: Choice, loaded: Loaded) -> None:
-    """Lets the backend run the largest step: as many tokens as there may be, and logits of every row.
+def profile(choice: Choice, loaded: Loaded, attention: Mapping[str, AttentionBackend]) -> None:
+    """Lets the backend run the largest step: as many tokens as there may be, and logits of every row. attention: of
+    each KV group.
 
     What it compiles for that, it compiles together: alone each would wait for the one before it.
     """
     model, device, num_tokens = loaded.model, choice.backend.device, choice.max_num_batched_tokens
     num_rows = min(num_tokens, choice.config.scheduler.max_num_seqs)
-    plans = [NoAttention()] * len(loaded.layers)
+    owners = {index: attention[group.name] for group in choice.groups for index in group.layers}
+    plans = [NoAttention(owners[layer.index], layer) for layer in loaded.layers]
 
     def forward() -> None:
         ids = torch.zeros(num_tokens, dtype=torch.int32, device=device)

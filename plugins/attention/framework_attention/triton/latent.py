@@ -75,12 +75,11 @@ class Layer:
 
     @property
     def rank(self) -> int:
-        assert self.spec.value_dim is not None
-        return self.spec.value_dim
+        return _sizes(self.spec)[0]
 
     @property
     def rope(self) -> int:
-        return self.spec.head_dim - self.rank
+        return _sizes(self.spec)[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +166,25 @@ class LatentTriton:
     def programs(self) -> int:
         """How many the keys of a step are cut for."""
         return self.num_sms * self.shape.programs_per_sm
+
+    def workspace_bytes(self, layer: LayerSpec, q: Tensor, out: Tensor) -> int:
+        """The larger of a step that is absorbed as a whole, and one of a decode a row beside prompts in pieces."""
+        ctx, (num_tokens, num_heads, value), size = self.ctx, out.shape, out.element_size()
+        rank, rope = _sizes(layer)
+        shared = _shared_bytes(self.device)
+        num_parts = self.num_sms * latent_shape(ctx.dtype, num_heads, layer.head_dim, shared).programs_per_sm
+        num_parts += min(num_tokens, _MAX_ABSORBED)
+        of_query, of_part = layer.head_dim * size, rank * size + 4
+        short = num_tokens if ctx.batch_invariant else min(num_tokens, ctx.max_num_seqs * (_SHORT - 1))
+        absorbed = num_heads * (short * of_query + num_parts * of_part)
+        if ctx.batch_invariant or num_tokens < _SHORT:
+            return absorbed
+        nope, tile = q.shape[2] - rope, prompt_shape(ctx.dtype, shared).tile
+        num_keys = min(_piece(num_heads * (nope + value), tile), ctx.max_num_seqs * (ctx.max_model_len + tile))
+        expanded = num_keys * size * (layer.head_dim + num_heads * (nope + value))
+        carried = num_tokens * num_heads * (value + 2) * 4
+        rows = min(num_tokens, ctx.max_num_seqs)
+        return max(absorbed, expanded + carried + num_heads * rows * of_query)
 
     def max_parts(self, max_lens: Any) -> int:
         """Most parts that queries of at most max_lens [n] keys give, as `list_queries_kernel` cuts them."""
@@ -290,8 +308,7 @@ class LatentTritonPlan:
     def _attend_prompts(self, bound: Layer, step: Step, up: LatentUp, prompts: Prompts, out: Tensor) -> None:
         """Piece by piece; what is carried between pieces exists where there are several."""
         tile, (num_heads, value) = self._owner.prompt.tile, out.shape[1:]
-        most = _EXPANDED_VALUES // (num_heads * (up.keys.shape[1] + value)) // tile * tile
-        size = min(max(most, tile), prompts.num_places)
+        size = min(_piece(num_heads * (up.keys.shape[1] + value), tile), prompts.num_places)
         bases = range(0, prompts.num_places, size)
         shape = [len(step.new.q), num_heads] if len(bases) > 1 else [1, 1]
         sizes, device = (shape, shape, [*shape, value]), out.device
@@ -375,6 +392,17 @@ class LatentTritonPlan:
             HEADS=num_heads, RANK=rank, RANK_PAD=_pad(rank), VALUE=value, COLUMNS=columns, QUERIES=shape.queries,
             MERGE=shape.merge, DOT_F32=owner.dot_f32, num_warps=shape.num_warps, **self._words(some),
         )  # fmt: skip
+
+
+def _sizes(layer: LayerSpec) -> tuple[int, int]:
+    """(R, d_rope) of what is kept of a token."""
+    assert layer.value_dim is not None
+    return layer.value_dim, layer.head_dim - layer.value_dim
+
+
+def _piece(values: int, tile: int) -> int:
+    """Keys that are expanded at a time, each into so many values: whole tiles."""
+    return max(_EXPANDED_VALUES // values // tile * tile, tile)
 
 
 def _pad(size: int) -> int:
