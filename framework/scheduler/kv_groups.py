@@ -111,5 +111,7 @@ def num_held(blocks: Sequence[Sequence[int]]) -> int:
 
 def in_token_order(blocks: Sequence[Sequence[int]]) -> list[int]:
     """Blocks of all groups, those of the same tokens side by side."""
+    if len(blocks) == 1:
+        return [block for block in blocks[0] if block != NULL_BLOCK]
     columns = zip_longest(*blocks, fillvalue=NULL_BLOCK)
     return [block for column in columns for block in column if block != NULL_BLOCK]

@@ -129,11 +129,11 @@ class PrefixCache:
         first, request.num_published_blocks = request.num_published_blocks, num_blocks
         if self._enabled:
             extend_hashes(request, num_blocks, self._block_size)
+        pool, enabled, hashes = self._pool, self._enabled, request.block_hashes
         for group, blocks in enumerate(request.block_ids):
             for index in range(first, num_blocks):
                 block = blocks[index]
-                if block == NULL_BLOCK:  # behind a window, and never needed
-                    continue
-                self._pool.commit(block)
-                if self._enabled:
-                    self._pool.publish(block, (request.block_hashes[index], group))
+                if block != NULL_BLOCK:  # behind a window, and never needed
+                    pool.commit(block)
+                    if enabled:
+                        pool.publish(block, (hashes[index], group))

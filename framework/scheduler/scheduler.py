@@ -114,6 +114,8 @@ class Scheduler:
         self._cache = PrefixCache(self.pool, self._groups, ctx.prefix_caching)
         # a block that may be found, or that pushes another out of a window, is committed with the step that fills it
         self._commits_at_once = ctx.prefix_caching or bool(self._groups.sliding)
+        self._commit_blocks = self._commit_and_give_up if self._groups.sliding else self._cache.commit
+        self._shortest = self._groups.shortest
         self._requests: dict[str, Request] = {}
         self._waiting: list[Request] = []  # in order of arrival
         self._compiling: dict[Request, Constraint] = {}  # of those that wait: not compiled when last looked at
@@ -320,7 +322,7 @@ class Scheduler:
 
     def _holds(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
         """Whether the request has blocks for `num_tokens` tokens, now or after it got some."""
-        held = len(request.block_ids[self._groups.shortest])
+        held = len(request.block_ids[self._shortest])
         return num_tokens <= held * self._block_size or self._grow(request, num_tokens, plan)
 
     def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
@@ -506,7 +508,7 @@ class Scheduler:
     def _num_reserved(self) -> int:
         """Blocks that running requests grow into: one in each group, and in groups with a window those of the next
         chunk of a prompt, which has them in the others since it was admitted."""
-        held = {r: len(r.block_ids[self._groups.shortest]) for r in self._running}
+        held = {r: len(r.block_ids[self._shortest]) for r in self._running}
         growing = [r for r in self._running if r.max_total_tokens > held[r] * self._block_size]
         count = len(growing) * self._num_groups
         for request in growing if self._groups.sliding else ():
@@ -626,11 +628,10 @@ class Scheduler:
             request.token_ids.append(token)
         return True
 
-    def _commit_blocks(self, request: Request, num_blocks: int) -> None:
+    def _commit_and_give_up(self, request: Request, num_blocks: int) -> None:
         """Commits and publishes the request's blocks up to num_blocks, and frees those that fall behind a window."""
         self._cache.commit(request, num_blocks)
-        if self._groups.sliding:
-            self.pool.free(self._groups.give_up(request.block_ids, num_blocks * self._block_size))
+        self.pool.free(self._groups.give_up(request.block_ids, num_blocks * self._block_size))
 
     def _commit_rows(self, step: StepRecord, output: StepOutput) -> list[NewTokens]:
         news: list[NewTokens] = []
