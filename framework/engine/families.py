@@ -25,7 +25,7 @@ def model_spec(config: Config, checkpoint: Checkpoint, plugins: Registry) -> Com
         )
     architecture = checkpoint.architectures[0]
     if config.model.name == "auto":
-        return _provider(architecture, plugins)
+        return _provider(architecture, plugins, checkpoint)
     spec = plugins.spec("model", config.model.name)
     if architecture in spec.provides or ANY in spec.provides:
         return spec
@@ -35,10 +35,14 @@ def model_spec(config: Config, checkpoint: Checkpoint, plugins: Registry) -> Com
     )
 
 
-def _provider(architecture: str, plugins: Registry) -> ComponentSpec:
+def _provider(architecture: str, plugins: Registry, checkpoint: Checkpoint) -> ComponentSpec:
     try:
         return plugins.provider("model", architecture)
     except PluginError as error:
+        if code := checkpoint.config.get("auto_map"):
+            raise PluginError(
+                f"{error} Code that comes with a checkpoint (auto_map={code!r}) is never run; write a plugin of it"
+            ) from error
         generic = [spec.name for spec in plugins.specs("model") if ANY in spec.provides]
         if not generic:
             raise
