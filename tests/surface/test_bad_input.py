@@ -284,7 +284,7 @@ CHECKPOINTS = {
     "safetensors of no bytes": (cut("model.safetensors", 0), "not a whole safetensors file (.*). Download it again"),
     "tensor that is missing": (tensor(UP, lambda _: None), rf"tensor '{UP}' \[16, 32\] is missing. Did you mean .*aga"),
     "tensor of a wrong shape": (tensor(NORM, lambda t: t[:-1].clone()), r"has shape \[31\], but the config asks for"),
-    "tensor of a wrong dtype": (tensor(NORM, lambda t: t.int()), f"'{NORM}' is stored as I32; .*not built.*Use another"),
+    "tensor of a wrong dtype": (tensor(NORM, lambda t: t.int()), f"'{NORM}' is stored as I32; .*not built.*Use anothe"),
     "tensor too many": (one_more_tensor, "1 tensors are not used by model 'llama', model.layers.0.scale among them"),
     "pickled weights": (pickled, r"its weights are pickled \(pytorch_model.bin\).*Convert them to safetensors"),
     "no config.json": (lambda folder: (folder / "config.json").unlink(), "config.json: there is no such file. Name a"),
