@@ -18,8 +18,8 @@ pytestmark = pytest.mark.cuda
 NUM_TOKENS = 12
 TOLERANCE = 1e-3  # float32 products of another device, through a few layers of random weights
 SETTINGS = {
-    "whole": ["scheduler.max_num_batched_tokens=2048"],
-    "chunks": ["scheduler.max_num_batched_tokens=16", "scheduler.max_num_seqs=8"],
+    "whole": ["scheduler.max_num_batched_tokens=2048", "kv_cache.num_blocks=400"],
+    "chunks": ["scheduler.max_num_batched_tokens=16", "scheduler.max_num_seqs=8", "kv_cache.num_blocks=400"],
     "preempted": ["kv_cache.num_blocks=40", "kv_cache.prefix_caching=false"],
 }
 WIDE = {"gpt_oss": {"head_dim": 32}, "gemma2": {"head_dim": 32}, "latent": {"qk_nope_head_dim": 24}}
