@@ -32,11 +32,12 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any], int]] = {
     "deepseek_v2": (latent_families, _LATENT, 1),
     "deepseek_v3": (latent_families, _LATENT, 1),
     "qwen3_moe": (sparse_families, _MIXTURE, 1),
-    "gpt_oss": (sparse_families, {**_MIXTURE, "intermediate_size": 64}, 2),
+    "gpt_oss": (sparse_families, {**_MIXTURE, "intermediate_size": 64, "initializer_range": 0.14}, 2),
     "gemma3": (dense_families, {**_COMMON, "head_dim": 32}, 4),
 }
 """Where a tiny checkpoint comes from, sizes that every kernel of products knows, and for how many KV groups a
-tight pool has room: fewer than gemma3's six, five of which give blocks up behind their window."""
+tight pool has room: fewer than gemma3's six, five of which give blocks up behind their window. Experts are chosen
+by logits that are 7e-4 apart at least (gpt_oss) or 1e-4: in a closer choice, rounding would name another expert."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
