@@ -42,7 +42,7 @@ def latent_decode_kernel(
     head = group * MEMBERS + tl.arange(0, MEMBERS)
     c, e = tl.arange(0, RANK_PAD), tl.arange(0, ROPE_PAD)
     # A query without keys was not absorbed: what stands in its place counts for nothing.
-    is_head = (head < HEADS) & (end > begin)
+    is_head = head < tl.where(end > begin, HEADS, 0)
     at_q = absorbed + (query.to(tl.int64) * HEADS + head[:, None]) * WIDTH
     q_latent = tl.trans(tl.load(at_q + c[None, :], mask=is_head[:, None] & (c < RANK)[None, :], other=0.0))
     q_rope = tl.trans(tl.load(at_q + RANK + e[None, :], mask=is_head[:, None] & (e < ROPE)[None, :], other=0.0))

@@ -66,8 +66,9 @@ def _of_tokens(rows, num_rows, place, LOG_ROWS: tl.constexpr):
         later = row + (1 << bit)
         begins = tl.load(rows.query_start_loc + later, mask=later < num_rows, other=0)
         row = tl.where((later < num_rows) & (begins <= place), later, row)
-    behind = tl.load(rows.query_start_loc + row + 1, mask=num_rows > 0, other=0).to(tl.int32)
-    is_told = (place < behind) & (num_rows > 0)
+    has_row = row < num_rows  # false where there is none at all
+    behind = tl.load(rows.query_start_loc + row + 1, mask=has_row, other=0).to(tl.int32)
+    is_told = (place < behind) & has_row
     seq_len = tl.load(rows.seq_lens + row, mask=is_told, other=0).to(tl.int32)
     table_row = tl.load(rows.idx_mapping + row, mask=is_told, other=0).to(tl.int32)
     length = tl.where(is_told & (seq_len > 0), seq_len - (behind - 1 - place), 0)

@@ -50,7 +50,13 @@ def latent_shape(dtype: torch.dtype, num_heads: int, width: int, shared_bytes: i
         return LatentShape(16, 16, 8, 1)
     if shared_bytes < _SMALL or width > 576:
         return LatentShape(16, 32, 4, 2)
-    return LatentShape(16, 32, 4, 3) if num_heads <= 16 else LatentShape(64, 32, 8, 2) if num_heads >= 64 else LatentShape(32, 32, 8, 3)
+    return (
+        LatentShape(16, 32, 4, 3)
+        if num_heads <= 16
+        else LatentShape(64, 32, 8, 2)
+        if num_heads >= 64
+        else LatentShape(32, 32, 8, 3)
+    )
 
 
 @dataclass(frozen=True)

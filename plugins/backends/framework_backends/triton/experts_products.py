@@ -191,7 +191,7 @@ def combine_kernel(
     token = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     wait_for_previous(DEPENDENT)
-    is_read = (h < H) & (token < real_tokens(num_tokens, T))
+    is_read = h < tl.where(token < real_tokens(num_tokens, T), H, 0)
     total = tl.zeros((BLOCK,), tl.float32)
     for choice in tl.static_range(CHOICES):
         pair = token * CHOICES + choice
