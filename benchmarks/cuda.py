@@ -55,9 +55,11 @@ CASES: dict[str, dict[str, Any]] = {
 HOST_PARTS = ("schedule", "rows", "prepare", "plan", "forward", "sample", "post", "update")
 """Of `StepStats.seconds`: all but the wait. A step that is one graph has its launch in `forward`."""
 KERNELS = {
+    "experts": r"\b(route|gated_rows|summed_rows|grouped|combine)_kernel",
+    "latents": r"\b(absorb|expand|gather|store|list_queries|list_prompts|latent_decode|latent_prompt)_kernel",
     "attention": r"\b(decode|prompt|items|write|turn)_kernel",
-    "matrices": r"gemm|gemv|nvjet|cutlass|splitK|(few_rows|matrix|split)_kernel",
-    "norms, gate, rotation": r"\b(norm|gate|rotate)_kernel",
+    "matrices": r"gemm|gemv|nvjet|cutlass|splitK|(few_rows|matrix|split|wide)_kernel",
+    "norms, gate, rotation": r"\b(norm|gate|cap|rotate)_kernel",
     "sampling": r"\b(group|choose|settle|apply|logprobs)_kernel",
     "step": r"\b(prepare|decodes|post_update|inbox|outbox|rows|spans)_kernel",
 }

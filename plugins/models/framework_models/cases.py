@@ -6,6 +6,7 @@ Sizes are small and odd: head_dim is not hidden_size / heads, windows and groups
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 from framework.testing.model_bench import MAX_LEN, ModelCase
@@ -35,6 +36,7 @@ def _cases(module: str, name: str, architecture: str, *edits: dict[str, Any]) ->
         cases = []
         for number, own in enumerate(edits):
             config = {k: v for k, v in {**_SIZES, "architectures": [architecture], **own}.items() if v is not None}
+            config = deepcopy(config)  # whoever builds of it may write into what is nested
             cases.append(ModelCase(target, config, f"case {number + 1}" if len(edits) > 1 else ""))
         return cases
 

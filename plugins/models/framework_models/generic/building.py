@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def build(made: Any, config: Mapping[str, Any], ctx: ModelContext, *, is_outline
 
 
 def _built(made: Any, config: Mapping[str, Any], ctx: ModelContext, *, is_outline: bool) -> Any:
-    own = made.config_class.from_dict(dict(config))
+    own = made.config_class.from_dict(deepcopy(dict(config)))  # it writes into what is nested
     own.output_router_logits = False
     words: dict[str, Any] = {"dtype": ctx.dtype, "attn_implementation": PAGED}
     if is_outline and made._can_set_experts_implementation():
