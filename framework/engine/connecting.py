@@ -54,11 +54,14 @@ def kv_identity(choice: Choice, specs: Sequence[KVSpec]) -> bytes:
 
     Weights stand for themselves by file name, size and time of change; generated ones by their seed.
     """
+    from framework.layers.rope import depends_on_length
+
     checkpoint, engine = choice.checkpoint, choice.config.engine
     seed = engine.seed or 0 if checkpoint.format == "dummy" else None
     parts = [
         *_weights(checkpoint), json.dumps(checkpoint.config, sort_keys=True, default=str), seed, choice.model.name,
         choice.backend.name, choice.backend.dtype, engine.batch_invariant, choice.attention.name, choice.block_size,
+        choice.max_model_len if depends_on_length(checkpoint.config) else None,
         *((spec.shape, spec.dtype) for spec in specs),
     ]  # fmt: skip
     return blake2b(repr(parts).encode(), digest_size=16).digest()

@@ -149,6 +149,14 @@ def base_periods(theta: float, head_dim: int) -> Tensor:
     return theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
 
 
+def depends_on_length(config: Any) -> bool:
+    """Whether keys are rotated otherwise where max_model_len is another: `longrope` somewhere in a config.json."""
+    if not isinstance(config, Mapping):
+        return False
+    is_long = "longrope" in (config.get("rope_type"), config.get("type"))
+    return is_long or any(depends_on_length(value) for value in config.values())
+
+
 def base_frequencies(theta: float, head_dim: int) -> Tensor:
     """[head_dim / 2] float32: the reciprocals of `base_periods`."""
     return 1.0 / base_periods(theta, head_dim)

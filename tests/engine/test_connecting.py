@@ -61,6 +61,17 @@ def test_whatever_changes_the_bytes_of_kv_changes_the_identity(choice, change):
     assert kv_identity(choice(**change), SPECS) != kv_identity(choice(), SPECS)
 
 
+def test_length_counts_where_it_chooses_how_keys_are_rotated(choice):
+    for rope, is_same in (
+        ({"rope_type": "yarn"}, True),
+        ({"rope_type": "longrope"}, False),
+        ({"type": "longrope"}, False),
+    ):
+        config = {"hidden_size": 8, "rope_scaling": rope}
+        one, other = (choice(checkpoint__config=config, max_model_len=length) for length in (64, 128))
+        assert (kv_identity(one, SPECS) == kv_identity(other, SPECS)) is is_same
+
+
 def test_layout_of_the_memory_and_the_weights_are_part_of_it(choice, tmp_path):
     before = kv_identity(choice(), SPECS)
     assert kv_identity(choice(), [replace(SPECS[0], dtype=torch.float16)]) != before
