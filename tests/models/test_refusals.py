@@ -56,6 +56,10 @@ def test_llama_refuses_what_it_would_otherwise_ignore(edits, message, build_mode
         build_model(Llama, {**CONFIG, **edits}, weights())
 
 
+def test_qwen3_may_say_that_it_has_norms_of_heads(build_model):
+    build_model(Qwen3, {**CONFIG, "use_qk_norm": True}, weights())
+
+
 def test_a_window_that_is_off_is_none_and_one_that_is_named_without_being_there_is_refused(build_model):
     config = {**CONFIG, "sliding_window": 4096, "use_sliding_window": False}
     assert build_model(Qwen3, config, weights()).ctx.layers[0].window is None
@@ -93,6 +97,7 @@ def test_a_window_that_is_off_is_none_and_one_that_is_named_without_being_there_
         (Phi3, {"partial_rotary_factor": 0.3}, "partial_rotary_factor=0.3 rotates 1 of head_dim=4 dimensions"),
         (Llama, {"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5 is not built yet"),
         (Llama, {"rope_interleaved": True}, "rope_interleaved=True is not built yet"),
+        (Qwen3, {"use_qk_norm": False}, "use_qk_norm=False, but Qwen3 always has norms of heads"),
         (SmolLM3, {"no_rope_layers": []}, r"no_rope_layers must hold a 0 or a 1 for each layer, got \[\]"),
     ],
 )

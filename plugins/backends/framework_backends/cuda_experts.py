@@ -144,6 +144,9 @@ class CudaExperts:
     __slots__ = ("_counters", "_dependent", "_descriptors", "_route", "_routing", "_tiles", "_weights", "counts")
 
     def __init__(self, weights: ExpertWeights, routing: Routing, tiles: ExpertTiles, *, dependent: bool) -> None:
+        _, size, width = weights.down.shape
+        if size % 8 or width % 8:  # rows by matrices read pairs of numbers, of rows that begin at whole vectors
+            tiles = replace(tiles, rows=())
         self._weights, self._routing, self._tiles, self._dependent = contiguous(weights), routing, tiles, dependent
         num_experts, device = len(weights.down), weights.down.device
         self.counts = torch.zeros(num_experts, dtype=torch.int64, device=device)

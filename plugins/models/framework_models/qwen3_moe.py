@@ -19,7 +19,7 @@ class Qwen3Moe(Qwen3):
     """Qwen3MoeForCausalLM."""
 
     family: ClassVar[Family] = Family(
-        knows=("attention_bias", "sliding_window", "use_sliding_window", *EXPERT_KEYS), window=4096
+        knows=("attention_bias", "use_qk_norm", "sliding_window", "use_sliding_window", *EXPERT_KEYS), window=4096
     )
 
     def __init__(self, config: Mapping[str, Any], ctx: ModelContext) -> None:

@@ -106,6 +106,11 @@ def test_biases_and_the_clamped_activation_equal_the_reference(device, tiles):
     close(ours(weights, Routing(2), tiles)(x, logits), ReferenceExperts(weights, Routing(2))(x, logits))
 
 
+def test_sizes_that_are_no_whole_vectors_equal_the_reference_for_few_tokens(device):
+    weights, (x, logits) = mixture(device, torch.float16, width=37), inputs(device, 3, torch.float16)
+    close(ours(weights, Routing(2), ROWS)(x, logits), ReferenceExperts(weights, Routing(2))(x, logits))
+
+
 @pytest.mark.parametrize("tiles", [ROWS, PLAIN], ids=["rows", "grouped"])
 def test_another_output_is_added_to_the_sum_and_keeps_its_values(device, tiles):
     weights, (x, logits) = mixture(device, torch.float16), inputs(device, 4, torch.float16)
