@@ -418,7 +418,7 @@ class Scheduler:
             return self._admit_loaded(request, plan)
         hits = self._cache.lookup(request)
         num_local = len(hits[0]) * self._block_size
-        swapped = self._swap.num_held(request) * self._block_size
+        swapped = self._swap.num_columns(request) * self._block_size
         fork = None
         if request.siblings and wants_fork(request, max(num_local, swapped)):
             fork = fork_of(request, self._groups, self._ledger, plan.new)
@@ -501,20 +501,15 @@ class Scheduler:
         True as well for a request that does not fit at all: then the policy decides who yields.
         """
         left = self.pool.num_free - self._num_taken(hits, new)
-        if left < 0 or (left >= len(self._running) * self._num_groups and not self._groups.sliding):
+        if left < 0 or left >= len(self._running) * self._num_groups:
             return True
         return left >= self._num_reserved() or self._policy.victim([*self._running, request]) is not request
 
     def _num_reserved(self) -> int:
-        """Blocks that running requests grow into: one in each group, and in groups with a window those of the next
-        chunk of a prompt, which has them in the others since it was admitted."""
-        held = {r: len(r.block_ids[self._shortest]) for r in self._running}
-        growing = [r for r in self._running if r.max_total_tokens > held[r] * self._block_size]
-        count = len(growing) * self._num_groups
-        for request in growing if self._groups.sliding else ():
-            end = min(request.num_tokens, request.num_computed_tokens + self._ctx.max_num_batched_tokens)
-            count += max(0, self._num_blocks(end) - held[request] - 1) * len(self._groups.sliding)
-        return count
+        """A block in each group for each running request that grows. All that they know is scheduled by now, or nobody
+        is admitted: a prompt that was cut has used the budget up."""
+        shortest, size = self._shortest, self._block_size
+        return self._num_groups * sum(r.max_total_tokens > len(r.block_ids[shortest]) * size for r in self._running)
 
     def _take_blocks(
         self, request: Request, hits: list[list[int]], new: Sequence[range], num_computed: int, num_external: int

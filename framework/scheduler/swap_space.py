@@ -49,8 +49,9 @@ class SwapSpace:
         self._host_blocks[request] = held
         return True
 
-    def num_held(self, request: Request) -> int:
-        """Blocks a KV group that are kept for the request, from its first token on."""
+    def num_columns(self, request: Request) -> int:
+        """Columns of its block lists that are kept for the request, from the first on; those that a window has given up
+        are among them, and hold nothing."""
         return len(self._host_blocks[request][0]) if request in self._host_blocks else 0
 
     def swap_in(self, request: Request, blocks: Sequence[Sequence[int]], first: int) -> None:
