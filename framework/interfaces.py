@@ -291,7 +291,7 @@ class Routing:
     num_groups   the experts stand in that many groups, of which the best num_chosen_groups alone may be chosen from
     group_score  of a group: its largest score, or the sum of its two largest, bias included
 
-    Of equal scores the lower id goes first. Sources: reference page of families in docs/models.md.
+    Of equal scores the lower id goes first. Sources: `framework.layers.experts.route`.
     """
 
     k: int
@@ -683,7 +683,7 @@ class ModelContext:
         group share kind and window; the engine may split a group, so that groups fill memory alike. A window that holds
         max_model_len tokens is none: such a layer is one of the group `full`."""
         if window is not None and window >= self.max_model_len:
-            group, window = "full", None
+            group, window = "full", None  # it would hide nothing, and cost a KV group
         spec = LayerSpec(
             len(self.layers), group, num_heads, num_kv_heads, head_dim, scale, window, softcap, sinks, value_dim
         )

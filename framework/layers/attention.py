@@ -136,8 +136,6 @@ class Attention:
             products = self._load_products(ctx, prefix, hidden_size, bias, out_bias, is_fused)
         self._qkv, self._out = NormedLinear(ctx, products[0]), products[1]
         self._load_norms(ctx, prefix, qk_norm_eps, qk_norm_factor, qk_norm_whole)
-        if window is not None and window >= ctx.max_model_len:
-            window = None  # it would hide nothing, and cost a KV group
         self.index = ctx.add_layer(
             "full" if window is None else "sliding",
             num_heads,

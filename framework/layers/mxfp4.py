@@ -28,9 +28,8 @@ def take_mxfp4(ctx: ModelContext, name: str, shape: Sequence[int]) -> Tensor:
     blocks = ctx.weights.take(f"{name}_blocks", (*rows, groups, BLOCK // 2), torch.uint8)
     scales = ctx.weights.take(f"{name}_scales", (*rows, groups), torch.uint8)
     out = torch.empty((*rows, groups * BLOCK), dtype=ctx.dtype, device=blocks.device)
-    for part, block, scale in zip(
-        out, blocks, scales, strict=True
-    ):  # one at a time: float32 takes eight times the room
+    # one at a time: float32 takes eight times the room
+    for part, block, scale in zip(out, blocks, scales, strict=True):
         part.copy_(dequantize(block, scale))
     return out[..., :columns]
 
