@@ -20,7 +20,7 @@ from framework.batch import NULL_BLOCK, InputBatch
 from framework.errors import ConfigError
 from framework.interfaces import AttentionCaps, AttentionContext, AttentionPlan, KVSpec, LayerSpec
 from framework_attention.products import TILE, Dense, Scoring, Scratch, Shape, Tiled, row_padding
-from framework_attention.spans import Ints, Limits, Span, first_places, plan_spans
+from framework_attention.spans import Ints, Limits, Span, first_places, fresh_blocks, plan_spans
 from framework_attention.steady import NewBlocks, SteadyDecodes
 
 # A fused call a request costs 20 us and 0.1 us a key, a product for all of them some 100 us: measured on two cores.
@@ -197,7 +197,7 @@ class CpuPlan:
         self._limits = owner._limits
         self._slots = batch.slot_mapping[group]
         self._spans = plan_spans(starts, query_lens, seq_lens, tables, owner._limits)
-        self._fresh = _fresh_blocks(query_lens, seq_lens, tables, owner._ctx.block_size)
+        self._fresh = fresh_blocks(query_lens, seq_lens, tables, owner._ctx.block_size)
         self._order, self._inverse = _token_order(self._spans, len(self._slots))
         self._products: dict[tuple[int, int, int, int], SpanProduct | LoneDecode] = {}
         self._steady: SteadyDecodes | None = None
@@ -297,14 +297,3 @@ def _token_order(spans: Sequence[Span], num_tokens: int) -> tuple[Tensor | None,
     if (order == np.arange(num_tokens)).all():
         return None, None
     return torch.from_numpy(order), torch.from_numpy(np.argsort(order))
-
-
-def _fresh_blocks(query_lens: Any, seq_lens: Any, tables: Any, block_size: int) -> Tensor | None:
-    """Blocks whose first token this step writes and whose last it does not, None when there are none.
-
-    They are zeroed before the write: a value left there by an earlier owner is masked, but a NaN or an infinity of his
-    would still spoil the products.
-    """
-    last = (seq_lens - 1) // block_size
-    fresh = np.flatnonzero((last * block_size >= seq_lens - query_lens) & (seq_lens % block_size != 0))
-    return torch.from_numpy(tables[fresh, last[fresh]]) if len(fresh) else None

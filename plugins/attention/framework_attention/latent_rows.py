@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from framework.batch import NULL_BLOCK, InputBatch
-from framework_attention.spans import Ints, Limits, Span, plan_spans
+from framework_attention.spans import Ints, Limits, Span, fresh_blocks, plan_spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +100,8 @@ class StepRows:
         return np.repeat(self.starts[rows], counts) + places
 
     def fresh_blocks(self, block_size: int) -> Tensor | None:
-        """Blocks whose first token this step writes and whose last it does not, None when there are none.
-
-        They are zeroed before the write: a value left there by an earlier owner is masked, but a NaN or an infinity of
-        his would still spoil the products.
-        """
-        last = (self.seq_lens - 1) // block_size
-        is_new = last * block_size >= self.seq_lens - self.query_lens
-        fresh = np.flatnonzero(is_new & (self.seq_lens % block_size != 0))
-        return torch.from_numpy(self.tables[fresh, last[fresh]]) if len(fresh) else None
+        """As `spans.fresh_blocks`."""
+        return fresh_blocks(self.query_lens, self.seq_lens, self.tables, block_size)
 
 
 def is_cheaper_expanded(query_lens: Ints, seq_lens: Ints, widths: Widths) -> NDArray[np.bool_]:

@@ -30,6 +30,7 @@ from framework_attention.latent_products import (
     release,
 )
 from framework_attention.latent_rows import Ints, StepRows, Widths, is_cheaper_expanded
+from framework_attention.pages import latent_spec
 from framework_attention.products import TILE, Scoring, Scratch, Shape, Tiled, row_padding
 from framework_attention.spans import Limits, Span
 
@@ -79,10 +80,7 @@ class MlaTorch:
         self.granule = -(-TILE // ctx.block_size) * ctx.block_size if ctx.batch_invariant else ctx.block_size
 
     def kv_spec(self, layer: LayerSpec) -> KVSpec:
-        """One latent a token and nothing else."""
-        assert layer.kind == "latent", layer
-        shape = (-1, self.ctx.block_size, layer.head_dim)
-        return KVSpec(shape, self.ctx.dtype, self.ctx.block_size * layer.head_dim * self.ctx.dtype.itemsize)
+        return latent_spec(layer, self.ctx)
 
     def bind(self, layers: Sequence[LayerSpec], kv: Sequence[Tensor]) -> None:
         self.layers = {spec.index: BoundLatents.bind(spec, tensor) for spec, tensor in zip(layers, kv, strict=True)}

@@ -1,4 +1,5 @@
-"""KV memory of a layer as pages of keys and pages of values, the layout that libraries of attention kernels read.
+"""KV memory of a layer as pages of keys and pages of values, the layout that libraries of attention kernels read; and
+that of latents, one a token.
 
 Knows no library. `flash_attn` and `flashinfer` write a step's keys and values with it and hand its pages to theirs.
 """
@@ -18,6 +19,13 @@ def paged_spec(layer: LayerSpec, ctx: AttentionContext) -> KVSpec:
     values = 2 * ctx.block_size * layer.num_kv_heads * layer.head_dim
     shape = (2, -1, ctx.block_size, layer.num_kv_heads, layer.head_dim)
     return KVSpec(shape, ctx.dtype, values * ctx.dtype.itemsize)
+
+
+def latent_spec(layer: LayerSpec, ctx: AttentionContext) -> KVSpec:
+    """[num_blocks, block_size, head_dim]: one latent a token and nothing else."""
+    assert layer.kind == "latent", layer
+    shape = (-1, ctx.block_size, layer.head_dim)
+    return KVSpec(shape, ctx.dtype, ctx.block_size * layer.head_dim * ctx.dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)

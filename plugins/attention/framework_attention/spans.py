@@ -169,3 +169,14 @@ def _mask(positions: Ints, length: int, window: int | None) -> Tensor:
 
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
+
+
+def fresh_blocks(query_lens: Ints, seq_lens: Ints, tables: Ints, block_size: int) -> Tensor | None:
+    """Blocks whose first token this step writes and whose last it does not, None when there are none.
+
+    They are zeroed before the write: a value left there by an earlier owner is masked, but a NaN or an infinity of his
+    would still spoil the products.
+    """
+    last = (seq_lens - 1) // block_size
+    fresh = np.flatnonzero((last * block_size >= seq_lens - query_lens) & (seq_lens % block_size != 0))
+    return torch.from_numpy(tables[fresh, last[fresh]]) if len(fresh) else None

@@ -12,6 +12,8 @@ from ...interpreted import HAS_TRITON, kernel_device, quiet_interpreter  # noqa:
 from framework.interfaces import AttentionContext  # isort: skip
 from framework.testing.attention import build, reference  # isort: skip
 
+from .placing import on_device  # isort: skip
+
 if HAS_TRITON:
     from framework_attention.triton import attention as triton_attention
 else:
@@ -19,7 +21,6 @@ else:
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """float32: sums over up to 1500 keys; the others round weights and the result to 8 or 11 bits."""
-_TENSORS = ("query_start_loc", "seq_lens", "idx_mapping", "positions")
 
 
 class Step:
@@ -44,10 +45,7 @@ class Step:
             self.attention.bind([spec], [self.kv])
 
     def batch(self):
-        batch = self.built.batch
-        on_device = {name: getattr(batch, name).to(self.device) for name in _TENSORS}
-        slots, tables = (tuple(t.to(self.device) for t in group) for group in (batch.slot_mapping, batch.block_table))
-        return replace(batch, **on_device, slot_mapping=slots, block_table=tables)
+        return on_device(self.built.batch, self.device)
 
     def plan(self):
         return self.attention.plan(self.batch(), 0)

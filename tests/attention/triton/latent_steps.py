@@ -8,9 +8,10 @@ import torch
 from framework.interfaces import AttentionContext, LatentUp
 from framework.testing.attention import reference
 
+from .placing import on_device
+
 # float32: sums over up to 1500 keys. The others round absorbed queries, weights and parts to 8 or 11 bits.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3}
-_TENSORS = ("query_start_loc", "seq_lens", "idx_mapping", "positions")
 
 
 class LatentStep:
@@ -37,10 +38,7 @@ class LatentStep:
         self.up = LatentUp(built.up.keys.to(device), built.up.values.to(device))
 
     def batch(self):
-        batch = self.built.batch
-        on_device = {name: getattr(batch, name).to(self.device) for name in _TENSORS}
-        slots, tables = (tuple(t.to(self.device) for t in group) for group in (batch.slot_mapping, batch.block_table))
-        return replace(batch, **on_device, slot_mapping=slots, block_table=tables)
+        return on_device(self.built.batch, self.device)
 
     def plan(self):
         return self.attention.plan(self.batch(), 0)

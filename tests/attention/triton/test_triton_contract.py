@@ -1,14 +1,14 @@
 """The contract suite of attention plugins on `triton`: the whole table on a device, a few rows in the interpreter."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from framework.testing import attention_suite
 from framework.testing.attention import CASES, LONG_CASES, AttentionCase
-from framework.testing.attention_suite import AttentionPlugin, check_attention
+from framework.testing.attention_suite import check_attention
+
+from .placing import plugin_on
 
 FEW = ("decodes_and_chunks_mixed", "padding_rows_and_tokens", "two_tokens_over_a_block_border", "window_and_sinks")
 SHORT = AttentionCase(
@@ -20,21 +20,7 @@ SHORT = AttentionCase(
 def plugin(device):
     from framework_attention.triton.attention import TritonAttention
 
-    def allocate_kv(specs, num_blocks):
-        shapes = [[num_blocks if size == -1 else size for size in spec.shape] for spec in specs]
-        return [torch.zeros(shape, dtype=spec.dtype, device=device) for shape, spec in zip(shapes, specs, strict=True)]
-
-    def compile_(step, bucket):
-        step()
-        if device.type == "cpu":
-            return step
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = step()
-        return lambda: (graph.replay(), out)[1]
-
-    backend = SimpleNamespace(name="tests", device=device, allocate_kv=allocate_kv, compile=compile_)
-    return AttentionPlugin(TritonAttention, lambda dtype: backend)
+    return plugin_on(TritonAttention, device)
 
 
 def test_contract_suite_passes(plugin, device, monkeypatch):

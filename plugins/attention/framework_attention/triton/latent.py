@@ -30,6 +30,7 @@ from framework.interfaces import (
     LayerSpec,
     Rotation,
 )
+from framework_attention.pages import latent_spec
 from framework_attention.triton.attention import _num_multiprocessors, _shared_bytes
 from framework_attention.triton.heads import Turning
 from framework_attention.triton.latent_decode import latent_decode_kernel
@@ -139,8 +140,7 @@ class LatentTriton:
         self.layers: dict[int, Layer] = {}
 
     def kv_spec(self, layer: LayerSpec) -> KVSpec:
-        shape = (-1, self.ctx.block_size, layer.head_dim)
-        return KVSpec(shape, self.ctx.dtype, self.ctx.block_size * layer.head_dim * self.ctx.dtype.itemsize)
+        return latent_spec(layer, self.ctx)
 
     def bind(self, layers: Sequence[LayerSpec], kv: Sequence[Tensor]) -> None:
         """Raises ConfigError when the layers do not share what a step's plan rests on: one number of heads, one latent

@@ -43,20 +43,16 @@ class ProductShape:
 
 
 def latent_shape(dtype: torch.dtype, num_heads: int, width: int, shared_bytes: int) -> LatentShape:
-    """width: values of a key. With 576 in a short dtype two programs fit a multiprocessor, each with two tiles on the
-    way. Tiles of 64 keys leave room for one program, which Triton makes wait for every tile; with heads enough for 64
-    rows it is faster all the same: 128 heads took 293 us for 128 queries, and 510 with the shape of 32 and 32."""
+    """width: values of a key. With 576 in a short dtype and 16 heads two programs fit a multiprocessor, each with two
+    tiles on the way. Tiles of 64 keys leave room for one, which Triton makes wait for every tile. Of many heads 64 in a
+    program are faster than 32, as each tile is read half as often (benchmarks/results/models-h200-2026-11-30.md)."""
     if dtype is torch.float32:
         return LatentShape(16, 16, 8, 1)
     if shared_bytes < _SMALL or width > 576:
         return LatentShape(16, 32, 4, 2)
-    return (
-        LatentShape(16, 32, 4, 3)
-        if num_heads <= 16
-        else LatentShape(64, 32, 8, 2)
-        if num_heads >= 64
-        else LatentShape(32, 32, 8, 3)
-    )
+    if num_heads <= 16:
+        return LatentShape(16, 32, 4, 3)
+    return LatentShape(64, 32, 8, 2) if num_heads >= 64 else LatentShape(32, 32, 8, 3)
 
 
 @dataclass(frozen=True)
