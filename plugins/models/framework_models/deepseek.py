@@ -6,7 +6,6 @@ own. Source: DeepSeek-V2 (arXiv 2405.04434), section 2.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from framework.layers.decoder import AttentionBlock, FeedForward
 from framework.layers.latent import LatentAttention, LatentSizes, attention_scale
 from framework.layers.moe import SharedExperts, SparseMLP, load_experts
 from framework.layers.rope import RopeConfig, Rotary
-from framework_models.dense import DenseConfig, Family, read_count, read_dense, read_size, read_switch
+from framework_models.dense import DenseConfig, Family, read_count, read_dense, read_factor, read_size, read_switch
 from framework_models.llama import Llama
 
 
@@ -166,8 +165,4 @@ def read_groups(config: Mapping[str, Any], num_experts: int, k: int, least: int)
 
 def read_scale(config: Mapping[str, Any]) -> float:
     """The factor of all weights, `routed_scaling_factor`. Raises CheckpointError for what is no number above 0."""
-    value = config.get("routed_scaling_factor")
-    value = 1.0 if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise CheckpointError(f"config.json: routed_scaling_factor must be a number above 0, got {value!r}.")
-    return float(value)
+    return read_factor(config.get("routed_scaling_factor"), "routed_scaling_factor") or 1.0

@@ -209,11 +209,7 @@ def _scale(config: Mapping[str, Any], family: Family) -> float | None:
 
 def _known_number(config: Mapping[str, Any], family: Family, key: str, default: float | None) -> float | None:
     """A number above 0 or None, of a key that the family knows; None of another one."""
-    value = config.get(key, default) if key in family.knows else None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is not None and not (is_number and 0 < value < math.inf):  # NaN is above of nothing
-        raise CheckpointError(f"config.json: {key} must be a number above 0, got {value!r}.")
-    return None if value is None else float(value)
+    return read_factor(config.get(key, default), key) if key in family.knows else None
 
 
 def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
@@ -259,6 +255,14 @@ def read_epsilon(config: Mapping[str, Any], key: str, default: float) -> float:
     if not (is_number and 0 <= value < 1):  # NaN is inside of nothing
         raise CheckpointError(f"config.json: {key} must be a number in [0, 1), got {value!r}.")
     return float(value)
+
+
+def read_factor(value: Any, key: str) -> float | None:
+    """A number above 0, or None. Raises CheckpointError naming the key for another value."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and 0 < value < math.inf):  # NaN is above of nothing
+        raise CheckpointError(f"config.json: {key} must be a number above 0, got {value!r}.")
+    return None if value is None else float(value)
 
 
 def read_switch(config: Mapping[str, Any], key: str, default: bool = False) -> bool:

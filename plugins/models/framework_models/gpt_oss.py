@@ -3,7 +3,6 @@ gpt-oss model card (arXiv 2508.10925), section 2."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -18,7 +17,7 @@ from framework.layers.moe import SparseMLP
 from framework.layers.mxfp4 import take_mxfp4
 from framework.layers.norm import Factor
 from framework.layers.rope import Rotary
-from framework_models.dense import DenseConfig, Family, read_dense
+from framework_models.dense import DenseConfig, Family, read_dense, read_factor
 from framework_models.llama import Llama
 from framework_models.mixtures import read_mixture
 
@@ -52,7 +51,10 @@ class GptOss(Llama):
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> DenseConfig:
         """As Llama's, with biases and YaRN where the config does not say."""
-        method = (config.get("quantization_config") or {}).get("quant_method", "mxfp4")
+        quantization = config.get("quantization_config") or {}
+        if not isinstance(quantization, Mapping):
+            raise CheckpointError(f"config.json: quantization_config must be an object, got {quantization!r}.")
+        method = quantization.get("quant_method", "mxfp4")
         if method != "mxfp4":
             raise CheckpointError(
                 f"config.json: quantization_config.quant_method={method!r} is not built yet, mxfp4 is. Use a "
@@ -84,11 +86,7 @@ def _read_limit(config: Mapping[str, Any]) -> float:
     gain = config.get("swiglu_alpha")
     if gain not in (None, CLAMPED_GAIN):
         raise CheckpointError(f"config.json: swiglu_alpha={gain!r} is not built yet, {CLAMPED_GAIN} is.")
-    limit = config.get("swiglu_limit")
-    limit = 7.0 if limit is None else limit
-    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
-        raise CheckpointError(f"config.json: swiglu_limit must be a number above 0, got {limit!r}.")
-    return float(limit)
+    return read_factor(config.get("swiglu_limit"), "swiglu_limit") or 7.0
 
 
 def _load_experts(
