@@ -80,6 +80,10 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, FrameworkError | RuntimeError):
         return ApiError(500, str(error), code="engine_error")
     _log.error("the server failed", exc_info=error)
+    return _failure(error)
+
+
+def _failure(error: BaseException) -> ApiError:
     return ApiError(500, f"the server failed: {class_and_text(error)}", code="server_failure")
 
 
@@ -119,8 +123,7 @@ class AnswersFaults:
             if has_begun or scope["type"] != "http":
                 raise
             _log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
-            answer = ApiError(500, f"the server failed: {class_and_text(error)}", code="server_failure")
-            await answer_of(answer)(scope, receive, send)
+            await answer_of(_failure(error))(scope, receive, send)
 
 
 def install(app: FastAPI) -> None:
