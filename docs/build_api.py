@@ -75,6 +75,7 @@ TESTING = (
     Part("Sampler stages in engines", "framework/testing/stage_engine.py", ()),
     Part("Schedulers", "framework/testing/schedulers.py", ()),
     Part("Policies", "framework/testing/policies.py", ()),
+    Part("Attention plugins", "framework/testing/attention_plugin.py", ()),
     Part("Attention", "framework/testing/attention_suite.py", ()),
     Part("Models", "framework/testing/models.py", ()),
     Part("Models in engines", "framework/testing/model_engine.py", ()),
@@ -83,6 +84,7 @@ TESTING = (
     Part("KV connectors", "framework/testing/connector.py", ()),
     Part("Grammars", "framework/testing/grammars.py", ()),
     Part("Loaders", "framework/testing/loaders.py", ()),
+    Part("Cases of backends", "framework/testing/backend_case.py", ()),
     Part("Backends", "framework/testing/backends.py", ()),
     Part("Faults of a KV connector", "framework/testing/fault_options.py", ()),
 )

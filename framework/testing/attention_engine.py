@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +18,7 @@ from framework.batch import NULL_BLOCK, NULL_ROW, InputBatch
 from framework.interfaces import AttentionContext, Backend, Bucket, HeadNorms, LatentNorm, LatentUp, Rotation
 from framework.layers.ops import rms_norm, rotate
 from framework.testing.attention import BuiltCase, batch_of
-
-if TYPE_CHECKING:
-    from framework.testing.attention_suite import AttentionPlugin
+from framework.testing.attention_plugin import AttentionPlugin
 
 
 class AttentionEngine:

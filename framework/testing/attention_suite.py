@@ -6,79 +6,29 @@ shapes and the reference, `attention_engine` a layer with its memory. Called by 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from framework.batch import NULL_BLOCK
-from framework.interfaces import AttentionCaps, TakesLatentProjections, TakesProjections
+from framework.interfaces import TakesLatentProjections, TakesProjections
 from framework.testing.attention import (
-    CASES,
-    DEEPSEEK,
-    LATENT_CASES,
     AttentionCase,
     BuiltCase,
-    LatentSizes,
     batch_of,
     build,
     reference,
 )
 from framework.testing.attention_engine import AttentionEngine, Recorded, compute_past, turnings
+from framework.testing.attention_plugin import AttentionPlugin
 from framework.testing.checking import Skipped, assert_all
+
+__all__ = ["CHECKS", "AttentionPlugin", "check_attention"]
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 """Absolute and relative: sums over up to 1500 keys in float32; the others round results to 8 or 11 bits."""
-_ANY_HEAD_DIM = 16
 MIXED = ("decodes_and_chunks_mixed", "decode_whose_block_is_new", "whole_prompt", "decodes_of_many_lengths")
-
-
-@dataclass(frozen=True)
-class AttentionPlugin:
-    """The plugin is built as target(options, AttentionContext). backend: makes the one it runs on, for a dtype."""
-
-    target: Any
-    backend: Any
-    options: Any = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return str(self.target.__name__)
-
-    @property
-    def caps(self) -> AttentionCaps:
-        caps: AttentionCaps = self.target.caps
-        return caps
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The first that it serves, float32 if it can."""
-        return torch.float32 if "float32" in self.caps.dtypes else getattr(torch, self.caps.dtypes[0])
-
-    def shapes(self) -> list[AttentionCase]:
-        """Rows of the table that it says it can serve."""
-        return [case for case in map(self.fitted, LATENT_CASES if self.caps.latent else CASES) if self.serves(case)]
-
-    def fitted(self, case: AttentionCase) -> AttentionCase:
-        """The case with a layer of a kind and size that it serves: heads of 16 stand for any."""
-        sizes = self.caps.head_dims
-        if self.caps.latent:
-            latent = case.latent or LatentSizes()
-            is_other = sizes and latent.rank + latent.rope not in sizes
-            return replace(case, latent=DEEPSEEK if is_other else latent)
-        is_other = sizes and case.head_dim == _ANY_HEAD_DIM and case.head_dim not in sizes
-        return replace(case, head_dim=sizes[0]) if is_other else case
-
-    def serves(self, case: AttentionCase) -> bool:
-        caps = self.caps
-        is_offered = (
-            (case.window is None or caps.window)
-            and (case.softcap is None or caps.softcap)
-            and (not case.has_sinks or caps.sinks)
-            and (case.latent is not None) == caps.latent
-        )
-        return is_offered and (not caps.head_dims or case.kept[1] in caps.head_dims)
 
 
 def _run(plugin: AttentionPlugin, built: BuiltCase, block_size: int, *, is_invariant: bool = False) -> Tensor:

@@ -16,7 +16,7 @@ from framework.testing.checking import Skipped
 
 if TYPE_CHECKING:
     from framework.interfaces import Backend
-    from framework.testing.backends import BackendCase
+    from framework.testing.backend_case import BackendCase
 
 E, H, WIDTH, K = 12, 32, 48, 3
 GROUPS: dict[str, Any] = {"num_groups": 4, "num_chosen_groups": 2}

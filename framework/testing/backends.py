@@ -6,7 +6,6 @@ is broken; whole steps are checked by the engine of `run=check stage/NAME`. Call
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,30 +14,17 @@ from torch import Tensor
 
 from framework import step_ops
 from framework.batch import StepOutput
-from framework.interfaces import Backend, BackendContext, KVSpec
+from framework.interfaces import Backend, KVSpec
 from framework.layers import ops
 from framework.testing import backend_experts
+from framework.testing.backend_case import BackendCase
 from framework.testing.checking import Skipped, assert_all
+
+__all__ = ["CHECKS", "BackendCase", "check_backend"]
 
 NUM_BLOCKS = 9
 SHAPES = ((2, 3, -1, 4, 5), (-1, 4, 7))
 """KV layouts: blocks stand anywhere among the axes."""
-
-
-@dataclass(frozen=True)
-class BackendCase:
-    """The backend is built as target(options, BackendContext)."""
-
-    target: Any
-    options: Any = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return str(self.target.__name__)
-
-    def build(self, **words: Any) -> Backend:
-        backend: Backend = self.target(self.options, BackendContext(**{"dtype": "float32", **words}))
-        return backend
 
 
 def _random(backend: Backend, *shape: int, seed: int = 0) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from framework.errors import PluginError
 from framework.interfaces import AttentionContext
 from framework.plugins import registry
-from framework.testing import attention_suite
+from framework.testing import attention_plugin, attention_suite
 from framework.testing.attention import CASES, LONG_CASES, AttentionCase, build
 from framework.testing.attention_suite import AttentionPlugin, check_attention
 from framework_attention import probes
@@ -84,19 +84,19 @@ def test_contract_suite_passes_on_a_device(cases, backend_on, monkeypatch):
     if cases is CASES:
         check_attention(plugin)
     else:
-        monkeypatch.setattr(attention_suite, "CASES", cases)
+        monkeypatch.setattr(attention_plugin, "CASES", cases)
         attention_suite.check_output_equals_the_reference(plugin)
 
 
 @pytest.mark.parametrize("padding", [0, 2])
 def test_single_tokens_beside_padding_rows_equal_the_reference(plugin, padding, monkeypatch):
     case = AttentionCase("single_tokens", (5, 0, 300), (1, 0, 1), padding_tokens=padding)
-    monkeypatch.setattr(attention_suite, "CASES", [case])
+    monkeypatch.setattr(attention_plugin, "CASES", [case])
     attention_suite.check_output_equals_the_reference(plugin)
 
 
 def test_a_window_as_long_as_the_context_changes_nothing(plugin, monkeypatch):
-    monkeypatch.setattr(attention_suite, "CASES", [AttentionCase("wide", (9, 0), (1, 10), window=10)])
+    monkeypatch.setattr(attention_plugin, "CASES", [AttentionCase("wide", (9, 0), (1, 10), window=10)])
     attention_suite.check_output_equals_the_reference(plugin)
 
 

@@ -10,7 +10,7 @@ from framework.config import Config, EngineOptions
 from framework.engine.choice import Part, check_attention
 from framework.errors import ConfigError, PluginError
 from framework.interfaces import AttentionContext, LayerSpec
-from framework.testing import attention_suite
+from framework.testing import attention_plugin, attention_suite
 from framework.testing.attention import CASES, LONG_CASES
 from framework.testing.attention_suite import AttentionPlugin
 from framework_attention.flashinfer import FlashInfer
@@ -101,7 +101,7 @@ def test_contract_suite_passes_on_a_device(cases, backend_on, monkeypatch):
     if cases is CASES:
         attention_suite.check_attention(plugin)
     else:
-        monkeypatch.setattr(attention_suite, "CASES", cases)
+        monkeypatch.setattr(attention_plugin, "CASES", cases)
         attention_suite.check_output_equals_the_reference(plugin)
 
 

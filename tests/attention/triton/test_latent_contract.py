@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from framework.testing import attention_suite
+from framework.testing import attention_plugin, attention_suite
 from framework.testing.attention import LATENT_CASES
 from framework.testing.attention_suite import check_attention
 
@@ -25,7 +25,7 @@ def test_contract_suite_passes(plugin, device, monkeypatch):
         caps = replace(plugin.caps, block_sizes=(32, 16), any_block_size=False, dtypes=("float32",))
         monkeypatch.setattr(plugin.target, "caps", caps)
         few = [replace(case, num_heads=1) for case in LATENT_CASES if case.name in FEW]
-        monkeypatch.setattr(attention_suite, "LATENT_CASES", few)
+        monkeypatch.setattr(attention_plugin, "LATENT_CASES", few)
         monkeypatch.setattr(attention_suite, "PROMPT", 18)
         monkeypatch.setattr(attention_suite, "CHUNKS", (7,))
         monkeypatch.setattr(attention_suite, "RECORDED", ((20, 3, 17), (9, 30, 0)))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from framework.testing import attention_suite
+from framework.testing import attention_plugin, attention_suite
 from framework.testing.attention import CASES, LONG_CASES, AttentionCase
 from framework.testing.attention_suite import check_attention
 
@@ -27,7 +27,7 @@ def test_contract_suite_passes(plugin, device, monkeypatch):
     if device.type == "cpu":
         caps = replace(plugin.caps, block_sizes=(32, 16), any_block_size=False, dtypes=("float32", "float16"))
         monkeypatch.setattr(plugin.target, "caps", caps)
-        monkeypatch.setattr(attention_suite, "CASES", [case for case in (*CASES, SHORT) if case.name in FEW])
+        monkeypatch.setattr(attention_plugin, "CASES", [case for case in (*CASES, SHORT) if case.name in FEW])
         monkeypatch.setattr(attention_suite, "PROMPT", 18)
         monkeypatch.setattr(attention_suite, "RECORDED", ((40, 3, 17), (0, 5, 15)))
         monkeypatch.setattr(attention_suite, "CHUNKS", (7,))
@@ -37,5 +37,5 @@ def test_contract_suite_passes(plugin, device, monkeypatch):
 
 @pytest.mark.cuda
 def test_long_contexts_equal_the_reference_on_a_device(plugin, monkeypatch):
-    monkeypatch.setattr(attention_suite, "CASES", LONG_CASES)
+    monkeypatch.setattr(attention_plugin, "CASES", LONG_CASES)
     attention_suite.check_output_equals_the_reference(plugin)
