@@ -6,7 +6,7 @@ Breaking off aborts what runs. An output that says it failed is raised as an err
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -72,7 +72,8 @@ async def pieces(llm: AsyncLLM, asked: Asked) -> AsyncGenerator[list[Placed]]:
         return
     try:
         async for output in streams[0]:
-            yield [(0, _check(one)) for one in (output, *streams[0].waiting())]
+            for told in _until_failed([(0, one) for one in (output, *streams[0].waiting())]):
+                yield told
     finally:
         await streams[0].aclose()
 
@@ -86,14 +87,24 @@ async def _merged(streams: Sequence[AsyncStream]) -> AsyncGenerator[list[Placed]
             events = [await queue.get()]
             while not queue.empty():
                 events.append(queue.get_nowait())
-            for event in events:
-                if isinstance(event, Exception):
-                    raise event
             left -= events.count(None)
-            if placed := [event for event in events if isinstance(event, tuple)]:
-                yield placed
+            for told in _until_failed([event for event in events if event is not None]):
+                yield told
     finally:
         await _ended(tasks)
+
+
+def _until_failed(events: Iterable[Placed | Exception]) -> Iterator[list[Placed]]:
+    """What came, in one list; of a failure among it what stands before it, and then the failure is raised."""
+    told: list[Placed] = []
+    try:
+        for event in events:
+            if isinstance(event, Exception):
+                raise event
+            told.append((event[0], _check(event[1])))
+    finally:
+        if told:
+            yield told
 
 
 async def _fill(queue: asyncio.Queue[Any], place: int, stream: AsyncStream) -> None:

@@ -1,10 +1,15 @@
 """A reader who is behind gets what has come meanwhile in one piece, and nothing of it twice or not at all."""
 
 import asyncio
+import dataclasses
+
+import pytest
 
 from framework import AsyncLLM, SamplingParams
 from framework.config import compose
 from framework.request import CompletionOutput, RequestMetrics, RequestOutput
+from framework.server import generating
+from framework.server.errors import ApiError
 from framework.server.reply import Pieces
 
 from .here import SMALL
@@ -70,3 +75,49 @@ def test_outputs_that_wait_are_taken_in_one_go(bare):
         return ids
 
     assert asyncio.run(run()) == list(range(6, 18))
+
+
+class Behind:
+    """A stream of an engine whose outputs have all come before they are read."""
+
+    def __init__(self, *outputs):
+        self._outputs = list(outputs)
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        if not self._outputs:
+            raise StopAsyncIteration
+        return self._outputs.pop(0)
+
+    def waiting(self):
+        found, self._outputs = self._outputs, []
+        return found
+
+    async def aclose(self):
+        pass
+
+
+class Canned:
+    def __init__(self, *streams):
+        self._streams = list(streams)
+
+    def generate(self, prompt, params, request_id):
+        return self._streams.pop(0)
+
+
+@pytest.mark.parametrize("num_prompts", [1, 2])
+def test_what_stands_before_a_failure_is_told_before_it(num_prompts):
+    failed = dataclasses.replace(output(delta(0, "", [], "abort"), finished=True), error="no tape")
+    streams = [Behind(output(delta(0, "a", [7])), failed) for _ in range(num_prompts)]
+    seen = []
+
+    async def run():
+        asked = generating.Asked("r", ["w5"] * num_prompts, SamplingParams())
+        async for placed in generating.pieces(Canned(*streams), asked):
+            seen.extend(one.outputs[0].text for _, one in placed)
+
+    with pytest.raises(ApiError, match="no tape"):
+        asyncio.run(run())
+    assert seen[0] == "a" and set(seen) == {"a"}
