@@ -14,7 +14,6 @@ from framework.batch import NULL_BLOCK
 
 if TYPE_CHECKING:
     from framework.interfaces import KVGroup
-    from framework.request import Request
 
 BlockLists = Sequence[list[int]]
 """Blocks of a request, one list a KV group."""
@@ -86,17 +85,20 @@ class KVGroups:
                 return True
         return False
 
-    def num_behind(self, request: Request) -> int:
-        """Blocks that the request gives up once its steps in flight are back."""
-        whole = request.num_computed_tokens // self.block_size * self.block_size
-        lists = ((request.block_ids[g], self.first_needed(g, whole)) for g in self.sliding)
-        return sum(first - blocks[:first].count(NULL_BLOCK) for blocks, first in lists)
+    def behind(self, blocks: BlockLists, num_computed: int) -> list[int]:
+        """What `give_up` takes out of a request's lists once num_computed tokens are committed."""
+        whole = num_computed // self.block_size * self.block_size
+        return [b for g in self.sliding for b in blocks[g][: self.first_needed(g, whole)] if b != NULL_BLOCK]
+
+    def most_columns(self, group: int, span: int) -> int:
+        """Blocks of a group with a window that a request holds at a time, of which a step computes `span` at most."""
+        return self.run_length(group) + self._num_blocks(span - 1) + 1
 
     def most_blocks(self, num_tokens: int, span: int) -> int:
-        """Blocks that a request of num_tokens tokens holds at a time, of which a step computes `span` at most."""
+        """Blocks of all groups that a request of num_tokens tokens holds at a time."""
         every = self._num_blocks(num_tokens)
         return sum(
-            every if window is None else min(every, self.run_length(g) + self._num_blocks(span - 1) + 1)
+            every if window is None else min(every, self.most_columns(g, span))
             for g, window in enumerate(self._windows)
         )
 

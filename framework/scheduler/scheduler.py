@@ -343,8 +343,8 @@ class Scheduler:
         plan.is_short = True
         ending = [r for r in self._running if r.num_tokens + r.num_in_flight >= r.max_total_tokens]
         coming_back = self._ledger.num_kept_blocks + sum(num_held(r.block_ids) for r in ending)
-        if self._groups.sliding:
-            coming_back += sum(self._groups.num_behind(r) for r in self._running if r not in ending)
+        if self._groups.sliding and request.status is _RUNNING:  # one that waits gets what running ones leave
+            coming_back += sum(self._num_behind(r) for r in self._running if r not in ending)
         if self.pool.num_free + coming_back >= count:
             return False  # enough blocks come back with the steps in flight
         if self._unload(request):
@@ -357,6 +357,11 @@ class Scheduler:
         if victim.status is _RUNNING:
             self._preempt(victim, plan)
         return victim is not request
+
+    def _num_behind(self, request: Request) -> int:
+        """Blocks that nobody but the request holds, and that it gives up once its steps in flight are back."""
+        behind = self._groups.behind(request.block_ids, request.num_computed_tokens)
+        return sum(self.pool.ref_count(block) == 1 for block in behind)
 
     def _preempt(self, request: Request, plan: StepPlan) -> None:
         plan.take_back(request)
@@ -436,13 +441,14 @@ class Scheduler:
         num_tokens = self._first_span(request.num_tokens - num_computed, plan.budget)
         self._groups.trim(hits, num_computed)
         new = self._groups.new_columns(len(hits[0]), request.num_tokens, num_computed, num_computed + num_tokens)
-        if not num_tokens or not self._leaves_room(request, hits, new):
+        num_columns = self._num_blocks(request.num_tokens)
+        if not num_tokens or not self._leaves_room(request, self._num_claimed(hits, new, num_columns)):
             return False
         # Asked even when its answer does not count: a policy may keep a tally of admissions.
         if not self._policy.admit(request, plan.budget) and self._running:
             return False
         # counted anew after each victim: a hit that only the victim held is taken from the free blocks now
-        while (count := self._num_taken(hits, new)) > self.pool.num_free:
+        while (count := self._num_claimed(hits, new, num_columns)) > self.pool.num_free:
             if not self._preempt_for(request, count, plan) or (fork and not fork.donor.block_ids):
                 return False
         if fork is not None and request.num_cached_tokens < 0:
@@ -491,16 +497,23 @@ class Scheduler:
         whole_first = not self._ctx.chunked_prefill and remaining <= self._ctx.max_num_batched_tokens
         return 0 if whole_first and remaining > budget else min(remaining, budget)
 
-    def _num_taken(self, hits: Sequence[Sequence[int]], new: Sequence[range]) -> int:
-        """Free blocks that admission takes: those of new columns, and hits that nobody holds."""
-        return sum(map(len, new)) + sum(self.pool.num_idle(blocks) for blocks in hits)
+    def _num_claimed(self, hits: Sequence[Sequence[int]], new: Sequence[range], num_columns: int) -> int:
+        """Free blocks that a request of num_columns blocks of known tokens needs to compute them without a break: those
+        of new columns, hits that nobody holds, and what a window grows by in the steps behind the first."""
+        idle = (self.pool.num_idle(blocks) for blocks in hits)
+        taken = [len(columns) + count for columns, count in zip(new, idle, strict=True)]
+        budget = self._ctx.max_num_batched_tokens
+        return sum(taken) + sum(
+            min(num_columns - new[g].stop, max(0, self._groups.most_columns(g, budget) - taken[g]))
+            for g in self._groups.sliding
+        )
 
-    def _leaves_room(self, request: Request, hits: Sequence[Sequence[int]], new: Sequence[range]) -> bool:
+    def _leaves_room(self, request: Request, num_claimed: int) -> bool:
         """Whether the running requests keep blocks to grow into, or would yield to `request` anyhow.
 
         True as well for a request that does not fit at all: then the policy decides who yields.
         """
-        left = self.pool.num_free - self._num_taken(hits, new)
+        left = self.pool.num_free - num_claimed
         if left < 0 or left >= len(self._running) * self._num_groups:
             return True
         return left >= self._num_reserved() or self._policy.victim([*self._running, request]) is not request

@@ -109,16 +109,54 @@ def held(request):
     return [[block for block in blocks if block] for blocks in request.block_ids]
 
 
-def test_a_long_prompt_in_chunks_holds_its_window_and_a_chunk(sim):
-    shadow = sim.Shadow(windows=(None, 10), num_blocks=200, max_num_batched_tokens=8)
+@pytest.mark.parametrize("in_flight, most", [(1, 3 + 2), (2, 3 + 2 + 2)])
+def test_a_long_prompt_in_chunks_holds_its_window_and_the_chunks_in_flight(sim, in_flight, most):
+    """Nine tokens before a border reach over three blocks, and a chunk fills two."""
+    shadow = sim.Shadow(windows=(None, 10), num_blocks=200, max_num_batched_tokens=8, max_in_flight=in_flight)
     request = sim.request("a", range(200), 40)
     shadow.add(request)
-    most = 0
+    seen = 0
     while request.status is not RequestStatus.FINISHED:
-        shadow.issue()
-        most = max(most, len(held(request)[1]))
+        while len(shadow.in_flight) < in_flight:
+            shadow.issue()
+            seen = max(seen, len(held(request)[1]))
         shadow.commit()
-    assert most == 3 + 2  # nine tokens before a border reach over three blocks, a chunk fills two
+    assert seen == most
+    shadow.drain()
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("num_blocks, together", [(126, False), (140, True)])
+def test_a_long_prompt_waits_for_the_window_of_all_its_chunks(sim, in_flight, num_blocks, together):
+    """A window of 65 blocks (128 a chunk and 65 a window without a break), most of which another request holds."""
+    shadow = sim.Shadow(windows=(257,), num_blocks=num_blocks, max_num_batched_tokens=32, max_in_flight=in_flight)
+    first, second = sim.request("a", range(300), 60), sim.request("b", range(1000, 1600), 4, arrival=1)
+    for request in (first, second):
+        shadow.add(request)
+    ran = False
+    while second.status is not RequestStatus.FINISHED:
+        while len(shadow.in_flight) < in_flight:
+            shadow.issue()
+        ran |= first.status is second.status is RequestStatus.RUNNING
+        shadow.commit()
+    assert shadow.scheduler.stats()["num_preemptions"] == 0 and ran is together
+    shadow.drain()
+
+
+def test_a_request_that_waits_does_not_count_on_what_running_ones_take_first(sim):
+    """Their windows give up as many blocks as they take: the newcomer of a higher rank preempts at once."""
+    limits = {"num_blocks": 24, "max_num_batched_tokens": 16, "max_in_flight": 2, "prefix_caching": False}
+    shadow = sim.Shadow(windows=(13,), policy="priority", **limits)
+    for i in range(8):
+        shadow.add(sim.request(f"l{i}", range(13 + i), 300, arrival=i, priority=5))
+    shadow.issue()
+    for _ in range(20):
+        shadow.issue()
+        shadow.commit()
+    high = sim.request("h", range(500, 513), 4, arrival=9, priority=0)
+    shadow.add(high)
+    shadow.issue()
+    assert high.status is RequestStatus.RUNNING
     shadow.drain()
 
 
