@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from framework.engine.kv_groups import group_size, kv_groups, num_tensors
+from framework.engine.kv_groups import MAX_GROUPS, group_size, kv_groups, num_tensors
 from framework.errors import ConfigError
 from framework.interfaces import LayerSpec
 
@@ -59,10 +59,52 @@ def test_parts_of_a_split_group_differ_by_a_layer_at_most():
 
 
 @pytest.mark.parametrize(
-    "counts, size", [([7], 7), ([4, 4], 4), ([4, 6], 6), ([4, 7], 4), ([1, 5], 1), ([12, 10, 9], 12), ([2, 9, 40], 2)]
+    "counts, size", [([7], 7), ([4, 4], 4), ([4, 6], 6), ([4, 7], 4), ([1, 5], 1), ([12, 10, 9], 12), ([2, 5, 8], 2)]
 )
 def test_size_is_the_smallest_unless_the_largest_is_within_half_of_it(counts, size):
     assert group_size(counts) == size
+
+
+def split(counts):
+    """(groups, places, empty places) of layers that were declared in groups of these sizes."""
+    declared = [window for window, count in enumerate(counts, 1) for _ in range(count)]
+    groups = kv_groups(layers(*declared), 16)
+    assert sorted(index for group in groups for index in group.layers) == list(range(sum(counts)))
+    places = len(groups) * num_tensors(groups)
+    return len(groups), places, places - sum(counts)
+
+
+@pytest.mark.parametrize(
+    ("counts", "found"),
+    [
+        # as published: (sliding, full) of Gemma 2 9B, of Gemma 3 270M, 1B, 4B, 12B and 27B, of gpt-oss 120B
+        ((21, 21), (2, 42, 0)), ((15, 3), (6, 18, 0)), ((22, 4), (7, 28, 2)), ((29, 5), (7, 35, 1)),
+        ((40, 8), (6, 48, 0)), ((52, 10), (7, 70, 8)), ((18, 18), (2, 36, 0)),
+        # what would be more than 8
+        ((27, 1), (8, 32, 4)), ((1, 27), (8, 32, 4)), ((8, 1), (5, 10, 1)), ((15, 2), (6, 18, 1)),
+        ((31, 1), (5, 40, 8)), ((63, 1), (8, 72, 8)), ((2, 9, 40), (6, 60, 9)),
+        ((1, 1, 1, 1, 1, 1, 1, 20), (8, 160, 133)), ((1, 1, 1, 1, 1, 1, 1, 1, 2), (9, 18, 8)),
+    ],
+)  # fmt: skip
+def test_groups_and_the_places_that_they_leave_empty(counts, found):
+    assert split(counts) == found
+
+
+def test_no_split_makes_more_groups_than_the_bound_nor_leaves_more_empty_than_another_that_keeps_to_it():
+    for first in range(1, 41):
+        for second in range(1, 41):
+            num_groups, places, _ = split((first, second))
+            assert num_groups <= MAX_GROUPS
+            least = min(first, second)
+            if first + second > MAX_GROUPS * least:  # as many as the smallest are too many groups
+                others = [parts(first, size) + parts(second, size) for size in range(1, max(first, second) + 1)]
+                assert places == min(len(sizes) * max(sizes) for sizes in others if len(sizes) <= MAX_GROUPS)
+
+
+def parts(count, size):
+    """Layers of each part when none has more than size: as alike as they can be."""
+    number = -(-count // size)
+    return [len(range(part, count, number)) for part in range(number)]
 
 
 def test_layers_of_one_group_with_different_windows_are_refused():
