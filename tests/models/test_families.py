@@ -130,15 +130,16 @@ def test_first_checkpoints_of_gpt2_have_no_prefix_and_carry_masks(tmp_path, buil
     torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=1e-5)
 
 
-def test_text_model_of_a_checkpoint_that_sees_images_is_served_without_the_rest(tmp_path, build_model):
+@pytest.mark.parametrize("tied", [True, False])  # the whole model; the text model's own word says nothing of its head
+def test_text_model_of_a_checkpoint_that_sees_images_is_served_without_the_rest(tied, tmp_path, build_model):
     vision = {
         "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
         "patch_size": 14,
     }  # fmt: skip
-    text = {**SIZES, **LAYERS, "sliding_window": 5, "rope_parameters": NESTED}
+    text = {**SIZES, **LAYERS, "sliding_window": 5, "rope_parameters": NESTED, "tie_word_embeddings": not tied}
     config = hf.Gemma3Config(
         text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=95, boi_token_index=94,
-        eoi_token_index=93,
+        eoi_token_index=93, tie_word_embeddings=tied,
     )  # fmt: skip
     ids = IDS.clamp(max=90)
     expected = saved(tmp_path, config, hf.Gemma3ForConditionalGeneration, ids)

@@ -12,6 +12,7 @@ from typing import Any
 
 from framework.errors import CheckpointError
 from framework.interfaces import Checkpoint
+from framework.layers.nested import text_config
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
 
@@ -53,16 +54,14 @@ def read_folder(location: Path, format: str) -> Checkpoint:
 def with_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config with `vocab_size` and `max_position_embeddings`, which an engine is sized by, where it has them.
 
-    GPT-2 has another word for the second; a model that sees images as well has both in its `text_config`, or leaves
-    them out where they are those that its class has by default.
+    They are those of its text model (`layers.nested`), which leaves them out where its class has them by default.
+    GPT-2 has another word for the second.
     """
-    text = config.get("text_config")
-    text = text if isinstance(text, Mapping) else {}
+    text = text_config(config)
     found = {
         "max_position_embeddings": config.get("n_positions"),
         **_CLASS_SIZES.get(str(text.get("model_type")), {}),
         **{key: text[key] for key in _SIZES if text.get(key) is not None},
-        **{key: config[key] for key in _SIZES if config.get(key) is not None},
     }
     return {**config, **{key: value for key, value in found.items() if value is not None}}
 

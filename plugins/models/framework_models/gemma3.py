@@ -16,6 +16,7 @@ from torch import Tensor
 from framework.errors import CheckpointError
 from framework.interfaces import ModelContext, WeightSource
 from framework.layers.decoder import AttentionBlock
+from framework.layers.nested import NESTED, text_config
 from framework.layers.rope import RopeConfig, Rotary, read_rope
 from framework_models.dense import DenseConfig, Family, read_dense, read_size
 from framework_models.gemma2 import ACTIVATION, HEAD_DIM, Gemma2
@@ -69,11 +70,10 @@ class Gemma3ForImages(Gemma3):
 
 
 def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    text = config.get("text_config")
+    text = config.get(NESTED)
     if not isinstance(text, Mapping):
-        raise CheckpointError(f"config.json: text_config must be an object with the text model's keys, got {text!r}.")
-    beside = {key: value for key, value in config.items() if key not in ("text_config", "vision_config")}
-    return {**_SIZES, **beside, **text}
+        raise CheckpointError(f"config.json: {NESTED} must be an object with the text model's keys, got {text!r}.")
+    return {**_SIZES, **text_config(config)}
 
 
 class _TextWeights:
