@@ -23,11 +23,10 @@ from framework.testing.attention import (
 from framework.testing.attention_engine import AttentionEngine, Recorded, compute_past, turnings
 from framework.testing.attention_plugin import AttentionPlugin
 from framework.testing.checking import Skipped, assert_all
+from framework.testing.tolerance import TOLERANCE, off_by
 
 __all__ = ["CHECKS", "AttentionPlugin", "check_attention"]
 
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
-"""Absolute and relative: sums over up to 1500 keys in float32; the others round results to 8 or 11 bits."""
 MIXED = ("decodes_and_chunks_mixed", "decode_whose_block_is_new", "whole_prompt", "decodes_of_many_lengths")
 
 
@@ -44,8 +43,7 @@ def _assert_close(plugin: AttentionPlugin, built: BuiltCase, out: Tensor, what: 
         f"{plugin.name}: gives {out.dtype} {list(out.shape)} for queries {built.q.dtype} {list(built.q.shape)}"
         f" where {list(expected.shape)} is wanted"
     )
-    difference = (out.double() - expected).abs() - tolerance * expected.abs()
-    worst = float(difference.nan_to_num(nan=torch.inf).max()) if difference.numel() else 0.0
+    worst = off_by(out.double(), expected, tolerance)
     assert worst <= tolerance, (
         f"{plugin.name}: {what}, case {built.case.name}: off by {worst:.3g} in {built.q.dtype}, {tolerance:g} may"
     )

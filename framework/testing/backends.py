@@ -1,4 +1,5 @@
-"""The contract suite of backends: memory, products, layer and step functions against their plain torch meaning.
+"""The contract suite of backends: memory and step functions against their plain torch meaning. What layers ask for is in
+`backend_layers`, mixtures of experts in `backend_experts`.
 
 Each function of `CHECKS` takes a `BackendCase` and raises AssertionError when a duty of `framework.interfaces.Backend`
 is broken; whole steps are checked by the engine of `run=check stage/NAME`. Called by `run=check` and by tests.
@@ -15,20 +16,15 @@ from torch import Tensor
 from framework import step_ops
 from framework.batch import StepOutput
 from framework.interfaces import Backend, KVSpec
-from framework.layers import ops
-from framework.testing import backend_experts
+from framework.testing import backend_experts, backend_layers
 from framework.testing.backend_case import BackendCase
-from framework.testing.checking import Skipped, assert_all
+from framework.testing.checking import assert_all
 
 __all__ = ["CHECKS", "BackendCase", "check_backend"]
 
 NUM_BLOCKS = 9
 SHAPES = ((2, 3, -1, 4, 5), (-1, 4, 7))
 """KV layouts: blocks stand anywhere among the axes."""
-
-
-def _random(backend: Backend, *shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(backend.device, backend.dtype)
 
 
 def _kv(backend: Backend) -> tuple[list[Tensor], list[KVSpec], list[Tensor]]:
@@ -83,61 +79,6 @@ def check_copies_read_before_they_write(case: BackendCase) -> None:
         assert torch.equal(view, wanted), f"{case.name}: copy_blocks reads what it has written"
 
 
-def check_products(case: BackendCase) -> None:
-    """[T, in] -> [T, out] for any number of rows, with a bias and without; 1e-5 of the size of the terms in float32."""
-    backend = case.build()
-    weight, bias = _random(backend, 24, 40), _random(backend, 24, seed=1)
-    for given in (None, bias):
-        packed = backend.pack_linear(weight.clone(), None if given is None else given.clone())
-        for count in (1, 3, 17):
-            x = _random(backend, count, 40, seed=count)
-            wanted = x.double() @ weight.double().T + (0 if given is None else given.double())
-            off = float((packed(x).double() - wanted).abs().max())
-            assert off < 1e-3, f"{case.name}: a product of {count} rows is off by {off:.3g}"
-
-
-def check_products_of_any_batch_are_equal(case: BackendCase) -> None:
-    """What `batch_invariant` means: a row's product has the same bits whatever stands beside it."""
-    if "batch_invariant" not in case.build().caps.keeps:
-        raise Skipped("it does not offer batch_invariant")
-    backend = case.build(batch_invariant=True)
-    packed = backend.pack_linear(_random(backend, 24, 40))
-    x = _random(backend, 17, 40, seed=3)
-    together = packed(x)
-    for first, last in ((0, 1), (3, 5), (8, 17)):
-        assert torch.equal(packed(x[first:last].contiguous()), together[first:last]), (
-            f"{case.name}: rows {first} to {last} have other bits in a batch of their own"
-        )
-
-
-def check_layer_functions(case: BackendCase) -> None:
-    """Each equals `framework.layers.ops`, up to rounding in another order."""
-    backend = case.build()
-    own = backend.layer_ops
-    x, residual, weight = _random(backend, 5, 32), _random(backend, 5, 32, seed=1), _random(backend, 32, seed=2)
-    heads, cos, sin = _random(backend, 5, 3, 16), _random(backend, 5, 1, 16, seed=3), _random(backend, 5, 1, 16, seed=4)
-    pairs = {
-        "rms_norm": (own.rms_norm(x.clone(), weight, 1e-6), ops.rms_norm(x, weight, 1e-6)),
-        "rms_norm of a float32 weight": (own.rms_norm(x.clone(), weight.float(), 1e-6), ops.rms_norm(x, weight, 1e-6)),
-        "layer_norm": (own.layer_norm(x.clone(), weight, weight, 1e-6), ops.layer_norm(x, weight, weight, 1e-6)),
-        "silu_and_mul": (own.silu_and_mul(x.clone()), ops.silu_and_mul(x)),
-        "gelu_tanh": (own.gelu_tanh(x.clone()), ops.gelu_tanh(x)),
-        "gelu_tanh_and_mul": (own.gelu_tanh_and_mul(x.clone()), ops.gelu_tanh_and_mul(x)),
-        "soft_cap": (own.soft_cap(x.clone(), 2.0), ops.soft_cap(x, 2.0)),
-        "rotate": (own.rotate(heads.clone(), cos, sin), ops.rotate(heads, cos, sin)),
-    }
-    both = zip(
-        own.add_rms_norm(x.clone(), residual.clone(), weight, 1e-6),
-        ops.add_rms_norm(x.clone(), residual.clone(), weight, 1e-6),
-        strict=True,
-    )
-    pairs |= {f"add_rms_norm[{i}]": pair for i, pair in enumerate(both)}
-    for name, (found, wanted) in pairs.items():
-        assert found.shape == wanted.shape, f"{case.name}: {name} gives {list(found.shape)}, not {list(wanted.shape)}"
-        off = float((found - wanted).abs().max())
-        assert off < 1e-4, f"{case.name}: {name} is off by {off:.3g}"
-
-
 def check_rows_and_spans_are_written(case: BackendCase) -> None:
     """`apply_rows` and `apply_spans` equal the reference in `framework.step_ops`."""
     backend = case.build()
@@ -188,9 +129,7 @@ CHECKS = (
     check_kv_memory_is_zero_and_of_the_layout_asked_for,
     check_blocks_go_out_and_come_back,
     check_copies_read_before_they_write,
-    check_products,
-    check_products_of_any_batch_are_equal,
-    check_layer_functions,
+    *backend_layers.CHECKS,
     *backend_experts.CHECKS,
     check_rows_and_spans_are_written,
     check_steps_are_submitted,
