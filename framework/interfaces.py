@@ -332,7 +332,8 @@ class Experts(Protocol):
     def __call__(self, x: Tensor, logits: Tensor, num_tokens: Tensor | None = None) -> Tensor:
         """x [T, H], router logits [T, E] float32 -> [T, H] in x's dtype: the weighted outputs of each token's experts,
         summed in float32 in the order of their choice. num_tokens as in `ForwardContext`; what comes out for padding
-        means nothing, and is finite."""
+        means nothing, and is finite. A token whose logits are not finite gets k experts, each once, and spoils no other
+        one's output."""
 
 
 @runtime_checkable
