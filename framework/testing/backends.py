@@ -1,5 +1,5 @@
-"""The contract suite of backends: memory and step functions against their plain torch meaning. What layers ask for is in
-`backend_layers`, mixtures of experts in `backend_experts`.
+"""The contract suite of backends: memory and step functions against their plain torch meaning. What layers ask for is
+in `backend_layers`, mixtures of experts are in `backend_experts`.
 
 Each function of `CHECKS` takes a `BackendCase` and raises AssertionError when a duty of `framework.interfaces.Backend`
 is broken; whole steps are checked by the engine of `run=check stage/NAME`. Called by `run=check` and by tests.
