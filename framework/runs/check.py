@@ -134,7 +134,7 @@ def _outcomes(suite: Suite, say: Callable[[str], None]) -> Iterator[Outcome]:
             bar.set_description(f"{suite.spec.kind}/{suite.spec.name}: {name}")
             try:
                 with _interruptible(), redirect_stdout(sys.stderr):
-                    outcome = _merged([run_check(check, case) for check, case in own])
+                    outcome = _merged([(case, run_check(check, case)) for check, case in own])
             except KeyboardInterrupt:
                 say(f"  stopped in {name}")
                 raise
@@ -150,11 +150,14 @@ def _interruptible() -> AbstractContextManager[None]:
     return raised_signals() if threading.current_thread() is threading.main_thread() else nullcontext()
 
 
-def _merged(outcomes: Sequence[Outcome]) -> Outcome:
-    """Of the cases of a check: the first that fails, else one that passes, else the first."""
+def _merged(outcomes: Sequence[tuple[Any, Outcome]]) -> Outcome:
+    """Of the cases of a check: the first that fails, else one that passes, with what was skipped beside it, else the
+    first."""
     rank = {"failed": 0, "passed": 1, "skipped": 2}
-    first = min(outcomes, key=lambda one: rank[one.result])
-    return replace(first, seconds=sum(one.seconds for one in outcomes))
+    first = min((one for _, one in outcomes), key=lambda one: rank[one.result])
+    beside = [f"{case.name} skipped: {one.reason}" for case, one in outcomes if one.result == "skipped"]
+    reason = "; ".join(beside) if first.result == "passed" else first.reason
+    return replace(first, reason=reason, seconds=sum(one.seconds for _, one in outcomes))
 
 
 def outcome_lines(outcome: Outcome, longest: int, width: int | None) -> list[str]:

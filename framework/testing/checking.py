@@ -27,7 +27,7 @@ class Skipped(SkipTest):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one check. reason: what is broken, or why it was skipped."""
+    """What became of one check. reason: what is broken, or why it was skipped, also for some of several cases."""
 
     check: str
     result: Literal["passed", "failed", "skipped"]

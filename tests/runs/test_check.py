@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -25,6 +26,19 @@ def test_report_has_a_line_for_each_check_with_the_reason_of_what_was_skipped(ty
     assert shown["shuffled batch"][0] == "passed"
     assert "the stage takes no extra_args" in shown["bad parameters are refused"][3]
     assert total.split(", ")[0].endswith("passed")
+
+
+def test_skipped_case_beside_one_that_passes_is_told(typed_here, monkeypatch):
+    from framework.testing.checking import Skipped
+
+    def check_something(case):
+        if "case 2" in case.name:
+            raise Skipped("it is the second one")
+
+    monkeypatch.setitem(kits.KITS, "model", replace(kits.KITS["model"], checks=(check_something,)))
+    code, out, _ = typed_here("check", "model/qwen2")
+    (line,) = [line for line in out.splitlines() if line.endswith("something") or " something " in line]
+    assert code == 0 and line.split()[0] == "passed" and line.endswith("  Qwen2 (case 2) skipped: it is the second one")
 
 
 def test_json_names_component_distribution_and_checks(typed_here):
