@@ -11,7 +11,16 @@ import torch
 
 from framework.errors import ConfigError
 from framework.interfaces import Backend, BackendContext
+from framework.plugins import Registry
 from framework.testing.checking import Skipped
+
+
+def backend_here(plugins: Registry, dtype: str = "float32") -> Backend:
+    """The backend that `backend=auto` takes on this machine."""
+    name = plugins.auto("backend").name
+    target, options = plugins.load_target("backend", name), plugins.build_options("backend", name, {})
+    backend: Backend = target(options, BackendContext(dtype))
+    return backend
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 
 from framework.config import compose
 from framework.errors import CheckpointError, ConfigError, PluginError
-from framework.interfaces import Backend, BackendContext
+from framework.interfaces import Backend
 from framework.plugins import ComponentSpec, Registry
 from framework.testing import (
     attention_suite,
@@ -30,6 +30,7 @@ from framework.testing import (
     stages,
 )
 from framework.testing.attention_suite import AttentionPlugin
+from framework.testing.backend_case import backend_here
 from framework.testing.checking import Check
 from framework.testing.components import COMPONENT_CHECKS, Announced
 from framework.testing.connector import ConnectorCase
@@ -131,10 +132,7 @@ def _attention(plugins: Registry, spec: ComponentSpec) -> list[AttentionPlugin]:
     """On the backend that `backend=auto` takes here."""
 
     def backend(dtype: torch.dtype) -> Backend:
-        name = plugins.auto("backend").name
-        target, options = plugins.load_target("backend", name), plugins.build_options("backend", name, {})
-        made: Backend = target(options, BackendContext(str(dtype).removeprefix("torch.")))
-        return made
+        return backend_here(plugins, str(dtype).removeprefix("torch."))
 
     options = plugins.build_options("attention", spec.name, {})
     return [AttentionPlugin(plugins.load_target("attention", spec.name), backend, options)]

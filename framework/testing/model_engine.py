@@ -1,7 +1,8 @@
 """A model family in real engines: the same requests alone, together, in chunks, preempted, and with steps in flight.
 
 Two checks, apart from `framework.testing.models.CHECKS` because they take a second or two; `run=check` calls them.
-Backend and attention are those that an engine chooses here.
+The backend is the one that an engine chooses here, and attention the best for it that serves the family's layers in
+these engines. Where there is none the checks are skipped; whatever else stands in the way of an engine fails them.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from typing import Any
 
 import torch
 
-from framework.config import Config, EngineOptions, KVCacheConfig, ModelConfig, SchedulerConfig
+from framework.config import ComponentConfig, Config, EngineOptions, KVCacheConfig, ModelConfig, SchedulerConfig
+from framework.engine.attending import unfit
 from framework.engine.build import build_engine
 from framework.engine.engine import Engine
-from framework.errors import ConfigError
+from framework.engine.outline import layers_of
+from framework.errors import PluginError
 from framework.interfaces import Checkpoint, WeightSource
 from framework.plugins import ComponentSpec, EventBus, registry
 from framework.request import SamplingParams
+from framework.testing.backend_case import backend_here
 from framework.testing.byte_model import quiet
 from framework.testing.checking import Skipped
 from framework.testing.model_bench import MAX_LEN, ModelCase, RandomWeights
@@ -31,6 +35,10 @@ from framework.testing.model_bench import MAX_LEN, ModelCase, RandomWeights
 NUM_TOKENS = 6
 LENGTHS = (3, 11, 18, 7)  # of the prompts: below and above a block and a chunk
 BLOCK_SIZE = 8
+GROWING = (7, 7, 7, 15, 15)
+"""Of prompts that all begin another block in each KV group, whatever windows it has: the first three start with one."""
+FEW_BLOCKS = 5
+"""A group: three of the prompts fit, with a block left for each of two of them."""
 MAX_APART = 2e-3
 """Of logprobs: float32 sums in another order, through layers whose random weights make them larger."""
 OF_THE_CASE = "case"
@@ -43,27 +51,33 @@ Logprobs = list[dict[int, float]]
 def check_engine_gives_equal_logprobs(case: ModelCase) -> None:
     """The same alone, among others, in chunks, preempted, from the prefix cache, and with steps in flight."""
     with tempfile.TemporaryDirectory() as folder:
-        model, prompts = _saved(case, Path(folder)), _prompts(case)
+        model, prompts, growing = _saved(case, Path(folder)), _prompts(case, LENGTHS), _prompts(case, GROWING)
         with _engine(case, model) as engine:
-            alone = {name: _run(engine, {name: prompt})[name] for name, prompt in prompts.items()}
+            alone = {name: _run(engine, {name: prompt})[name] for name, prompt in {**prompts, **growing}.items()}
             _compare(case, alone, _run(engine, prompts), "among others")
         with _engine(case, model, max_num_batched_tokens=5, prefix_caching=True) as engine:
             _compare(case, alone, _run(engine, prompts), "in chunks")
+            _assert_count(case, engine, "prefix_hit_tokens", 0, "come from the prefix cache before anything is in it")
             _compare(case, alone, _run(engine, prompts), "from the prefix cache")
-        with _engine(case, model, num_blocks=_tight(engine)) as engine:
-            _compare(case, alone, _run(engine, prompts), "preempted")
-            # what needs no more blocks as it grows is never preempted
-            slides = all(group["window"] is not None for group in engine.facts["kv_groups"])
-            is_checked = slides or engine.stats()["num_preemptions"]
-            assert is_checked, f"{case.name}: nothing was preempted, so nothing was checked"
+            hits = sum((length - 1) // BLOCK_SIZE * BLOCK_SIZE for length in LENGTHS)
+            _assert_count(case, engine, "prefix_hit_tokens", hits, "come from the prefix cache")
+        with _engine(case, model, num_blocks=1 + FEW_BLOCKS * len(engine.facts["kv_groups"])) as engine:
+            _compare(case, alone, _run(engine, growing), "preempted")
+            count = engine.stats()["num_preemptions"]
+            assert count, f"{case.name}: nothing was preempted in a pool of {FEW_BLOCKS} blocks a KV group"
         with _engine(case, model, async_scheduling=True) as engine:
             _compare(case, alone, _run(engine, prompts), "with steps in flight")
+
+
+def _assert_count(case: ModelCase, engine: Engine, name: str, wanted: int, what: str) -> None:
+    found = engine.stats()[name]
+    assert found == wanted, f"{case.name}: {found} tokens {what}, {wanted} should"
 
 
 def check_engine_serves_dummy_weights(case: ModelCase) -> None:
     """`engine.load_format=dummy` makes every weight that the family takes, and logits that are peaked and differ."""
     with tempfile.TemporaryDirectory() as folder, _engine(case, _saved(case, Path(folder)), "dummy") as engine:
-        given = _run(engine, _prompts(case))
+        given = _run(engine, _prompts(case, LENGTHS))
     uniform = -math.log(len(next(iter(given.values()))[0]))
     for name, logprobs in given.items():
         assert len(logprobs) == NUM_TOKENS, f"{case.name}: request {name} ends after {len(logprobs)} tokens"
@@ -80,16 +94,15 @@ def _saved(case: ModelCase, folder: Path) -> Path:
     return folder
 
 
-def _prompts(case: ModelCase) -> dict[str, list[int]]:
-    """By the names of their requests."""
+def _prompts(case: ModelCase, lengths: Sequence[int]) -> dict[str, list[int]]:
+    """By the names of their requests; each begins with another token."""
     size = int(case.config["vocab_size"])
-    return {f"{length} tokens": [(length + 3 * i * i + 7 * i) % size for i in range(length)] for length in LENGTHS}
-
-
-def _tight(engine: Engine) -> int:
-    """Blocks of a pool that holds the longest request and half of another one, in each KV group."""
-    blocks = -(-(max(LENGTHS) + NUM_TOKENS) // BLOCK_SIZE)
-    return 1 + len(engine.facts["kv_groups"]) * (blocks + 1)
+    return {
+        f"{length} tokens, number {number} of {len(lengths)},": [
+            (length + 5 * number + 3 * i * i + 7 * i) % size for i in range(length)
+        ]
+        for number, length in enumerate(lengths, 1)
+    }
 
 
 def _run(engine: Engine, prompts: Mapping[str, Sequence[int]]) -> dict[str, Logprobs]:
@@ -109,8 +122,8 @@ def _run(engine: Engine, prompts: Mapping[str, Sequence[int]]) -> dict[str, Logp
 
 def _compare(case: ModelCase, alone: dict[str, Logprobs], found: dict[str, Logprobs], how: str) -> None:
     """Up to the first token that two nearly equal ones may have decided otherwise."""
-    for name, wanted in alone.items():
-        for place, (mine, others) in enumerate(zip(found[name], wanted, strict=True)):
+    for name, logprobs in found.items():
+        for place, (mine, others) in enumerate(zip(logprobs, alone[name], strict=True)):
             apart = _apart(mine, others)
             assert apart <= MAX_APART, (
                 f"{case.name}: logprobs of token {place} of the request of {name} are {apart:.2g} apart {how} and alone"
@@ -149,17 +162,36 @@ def _engine(
         ),
         kv_cache=KVCacheConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks, prefix_caching=prefix_caching),
         scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=max_num_batched_tokens),
+        attention=ComponentConfig(_attention(case)),
     )
     plugins: Any = _WithModel(registry(), case)
     with quiet():
-        try:
-            engine = build_engine(config, plugins)
-        except ConfigError as error:  # as where no attention can be used here for layers of this kind
-            raise Skipped(f"engines refuse it here: {error}") from error
+        engine = build_engine(config, plugins)
         try:
             yield engine
         finally:
             engine.close()
+
+
+def _attention(case: ModelCase) -> str:
+    """The best attention plugin for the family's layers in float32 and in blocks of BLOCK_SIZE. Skipped where none can
+    be used here: that is no fault of the family's."""
+    plugins = registry()
+    layers = layers_of(case.name, case.target, case.checkpoint, torch.float32, MAX_LEN)
+    of_layers = unfit(plugins, layers)
+
+    def reason(spec: ComponentSpec) -> str | None:
+        caps = plugins.load_target("attention", spec.name).caps
+        if "float32" not in caps.dtypes or caps.needs_exact_lens:
+            return f"it serves {', '.join(caps.dtypes)}{' and no steps in flight' * caps.needs_exact_lens}"
+        if not caps.any_block_size and BLOCK_SIZE not in caps.block_sizes:
+            return f"it serves no blocks of {BLOCK_SIZE} tokens"
+        return of_layers(spec)
+
+    try:
+        return plugins.auto("attention", backend_here(plugins).device.type, reason).name
+    except PluginError as error:
+        raise Skipped(f"engines of this check cannot be built here: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from framework.engine.outline import layers_of
-from framework.errors import CheckpointError, FrameworkError
+from framework.errors import CheckpointError, FrameworkError, NotBuiltError
 from framework.testing.checking import Skipped, assert_all
 from framework.testing.model_bench import MAX_LEN, Built, ModelCase, RandomWeights, assert_near, tokens
 
@@ -80,7 +80,7 @@ def check_features_come_as_asked(case: ModelCase) -> None:
     asked = (built.num_layers, 0)
     try:
         output = built.run(ids, positions, feature_layers=asked)
-    except FrameworkError as error:
+    except NotBuiltError as error:
         raise Skipped(f"refused by name: {error}") from error
     assert len(output.features) == 2, f"{case.name}: {len(output.features)} features for the layers {asked}"
     last, first = output.features

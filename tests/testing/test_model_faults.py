@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from framework.errors import ConfigError
+from framework.errors import ConfigError, NotBuiltError
 from framework.interfaces import ForwardContext, ModelOutput
 from framework.plugins import ComponentSpec, registry
 from framework.testing.checking import run_check
@@ -140,6 +140,53 @@ class ForgetsItsNeighbours(Llama):
 def test_engine_that_gives_other_logprobs_in_company_is_found_out() -> None:
     outcome = run_check(LLAMA["check_engine_gives_equal_logprobs"], ModelCase(ForgetsItsNeighbours, SOUND.config))
     assert outcome.result == "failed" and "apart among others and alone" in outcome.reason, outcome
+
+
+def test_family_that_no_engine_takes_fails_with_the_reason() -> None:
+    class Refuses(Llama):
+        def __init__(self, config, ctx):
+            if ctx.backend.name != "plain":
+                raise ConfigError("model.path: this family is served on Sundays alone. Wait")
+            super().__init__(config, ctx)
+
+    for check in ENGINE_CHECKS:
+        outcome = run_check(check, ModelCase(Refuses, SOUND.config))
+        assert outcome.result == "failed" and "served on Sundays alone" in outcome.reason, outcome
+
+
+@pytest.mark.parametrize(("error", "result"), [(ConfigError, "failed"), (NotBuiltError, "skipped")])
+def test_features_are_told_or_refused_as_not_built(error: type[Exception], result: str) -> None:
+    class Breaks(Llama):
+        def forward(self, x, positions, ctx):
+            if ctx.feature_layers:
+                raise error("features are none of its business")
+            return super().forward(x, positions, ctx)
+
+    outcome = run_check(LLAMA["check_features_come_as_asked"], ModelCase(Breaks, SOUND.config))
+    assert outcome.result == result and "none of its business" in outcome.reason, outcome
+
+
+def test_layers_that_no_attention_serves_here_are_skipped_with_the_reason() -> None:
+    class Strange(Llama):
+        def attention(self, ctx, dense, index, rotary, **others):
+            ctx.add_layer("both", 4, 1, 24, 0.25, softcap=5.0, value_dim=16)
+            return super().attention(ctx, dense, index, rotary, **others)
+
+    for check in ENGINE_CHECKS:
+        outcome = run_check(check, ModelCase(Strange, SOUND.config))
+        assert outcome.result == "skipped", outcome
+        assert "mla_torch: it does not serve soft caps of scores, which the model has" in outcome.reason, outcome
+
+
+@pytest.mark.parametrize(("change", "text"), [
+    (("framework.scheduler.prefix_cache.PrefixCache._find", lambda self, request: [[] for _ in range(1)]),
+     "0 tokens come from the prefix cache, 24 should"),
+    (("framework.testing.model_engine.FEW_BLOCKS", 50), "nothing was preempted in a pool of 50 blocks a KV group"),
+])  # fmt: skip
+def test_what_a_check_is_to_see_must_have_happened(monkeypatch: pytest.MonkeyPatch, change: Any, text: str) -> None:
+    monkeypatch.setattr(*change)
+    outcome = run_check(LLAMA["check_engine_gives_equal_logprobs"], SOUND)
+    assert outcome.result == "failed" and text in outcome.reason, outcome
 
 
 def test_sound_family_passes_in_one_call() -> None:
