@@ -46,8 +46,11 @@ class Deepseek(Llama, ABC):
     """
 
     family: ClassVar[Family] = Family(
-        knows=("attention_bias", "kv_lora_rank", "n_routed_experts", "num_nextn_predict_layers", "rope_interleave")
-    )
+        knows=(
+            "attention_bias", "kv_lora_rank", "n_routed_experts", "num_nextn_predict_layers", "rope_interleave",
+            "routed_scaling_factor",
+        )
+    )  # fmt: skip
 
     def __init__(self, config: Mapping[str, Any], ctx: ModelContext) -> None:
         self.latent, self.mixture = read_latent(config), read_mixture(config)

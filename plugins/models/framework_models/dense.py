@@ -14,39 +14,48 @@ from typing import Any
 from framework.errors import CheckpointError
 from framework.layers.rope import DEFAULT_THETA, RopeConfig, read_rope
 
-# key -> values that leave the output as it is; any other value asks for something that the family does not have.
 _INERT: Mapping[str, Collection[Any]] = {
-    "quantization_config": (None,),
-    "sliding_window": (None,),
-    "use_sliding_window": (None, False),
-    "sliding_window_pattern": (None,),
-    "attention_chunk_size": (None,),
-    "attn_logit_softcapping": (None,),
-    "final_logit_softcapping": (None,),
-    "query_pre_attn_scalar": (None,),
-    "logit_scale": (None, 1, 1.0),
-    "logits_scaling": (None, 1, 1.0),
-    "embedding_multiplier": (None, 1, 1.0),
-    "residual_multiplier": (None, 1, 1.0),
-    "attention_multiplier": (None,),
-    "clip_qkv": (None,),
-    "no_rope_layers": (None, []),
-    "partial_rotary_factor": (None, 1, 1.0),
-    "rope_interleave": (None, False),
-    "rope_interleaved": (None, False),
-    "rope_local_base_freq": (None,),
-    "use_qk_norm": (None, False),
-    "qk_layernorm": (None, False),
-    "use_parallel_residual": (None, False),
+    **dict.fromkeys(
+        (
+            "quantization_config", "text_config", "kv_lora_rank", "sliding_window", "sliding_window_pattern",
+            "sliding_window_size", "interleaved_sliding_window", "attention_window_size", "attention_chunk_size",
+            "index_topk", "attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap",
+            "query_pre_attn_scalar", "attention_multiplier", "llama_4_scaling", "clip_qkv", "rope_local_base_freq",
+            "layer_rope_theta", "mlp_layer_types", "swiglu_alpha", "swiglu_limit", "scale_emb", "scale_depth",
+        ),
+        (None,),
+    ),
+    **dict.fromkeys(
+        (
+            "use_sliding_window", "rope_interleave", "rope_interleaved", "use_qk_norm", "qk_layernorm", "alibi",
+            "use_parallel_residual", "use_bidirectional_attention", "prefix_lm", "is_encoder_decoder",
+            "attn_temperature_tuning",
+        ),
+        (None, False),
+    ),
+    **dict.fromkeys(
+        (
+            "logit_scale", "logits_scaling", "lm_head_multiplier", "embedding_multiplier", "embedding_scale",
+            "residual_multiplier", "key_multiplier", "attention_in_multiplier", "attention_out_multiplier",
+            "attention_value_scale", "routed_scaling_factor", "partial_rotary_factor",
+        ),
+        (None, 1),
+    ),
+    **dict.fromkeys(
+        ("num_experts", "n_routed_experts", "num_nextn_predict_layers", "num_kv_shared_layers"),
+        (None, 0),
+    ),
+    **dict.fromkeys(("dual_chunk_attention_config", "per_layer_config"), (None, {})),
     "num_local_experts": (None, 0, 1),
-    "num_experts": (None, 0),
-    "n_routed_experts": (None, 0),
-    "kv_lora_rank": (None,),
+    "no_rope_layers": (None, []),
     "is_causal": (None, True),
-    "use_bidirectional_attention": (None, False),
-    "num_nextn_predict_layers": (None, 0),
-    "text_config": (None,),
-}
+}  # fmt: skip
+"""key -> values that leave the output as it is; any other value asks for something that the family does not have.
+
+Not only of these families: what another family, or another engine, reads under a name changes what was trained, and a
+checkpoint may have it under an architecture that is served. Features that have tensors of their own need not be here:
+those would be left over, which is an error as well.
+"""
 _SILU = ("silu", "swish")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 

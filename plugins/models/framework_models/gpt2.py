@@ -20,7 +20,7 @@ from framework.layers.embedding import Embedding, LMHead, PositionEmbedding
 from framework.layers.linear import load_transposed
 from framework.layers.mlp import PlainMLP
 from framework.layers.norm import LayerNorm
-from framework_models.dense import Family, read_epsilon, read_size, read_switch, refuse_unknown
+from framework_models.dense import Family, read_epsilon, read_size, read_switch, read_windows, refuse_unknown
 
 _ACTIVATION = ("activation_function", ("gelu_new", "gelu_pytorch_tanh"))
 
@@ -65,6 +65,7 @@ class Gpt2:
     def read_config(cls, config: Mapping[str, Any]) -> Gpt2Config:
         """Sizes and switches. Raises CheckpointError for a key that changes the output and is not built."""
         refuse_unknown(config, cls.family)
+        read_windows(config, cls.family, read_size(config, "n_layer"))  # layers of another kind are refused there
         _refuse_cross_attention(config)
         hidden, heads = read_size(config, "n_embd"), read_size(config, "n_head")
         if hidden % heads:

@@ -33,13 +33,16 @@ class GptOss(Llama):
 
     norm_factor: ClassVar[Factor] = "wide"
     family: ClassVar[Family] = Family(
-        knows=("attention_bias", "sliding_window", "layer_types", "num_local_experts", "quantization_config"),
+        knows=(
+            "attention_bias", "sliding_window", "layer_types", "num_local_experts", "quantization_config",
+            "swiglu_alpha", "swiglu_limit",
+        ),
         head_dim=64,
         eps=1e-5,
         theta=_THETA,
         window=128,
         slides=lambda config, layer: layer % 2 == 0,
-    )
+    )  # fmt: skip
 
     def __init__(self, config: Mapping[str, Any], ctx: ModelContext) -> None:
         self.mixture = read_mixture(
