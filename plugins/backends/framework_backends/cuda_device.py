@@ -1,4 +1,4 @@
-"""Whether there is a CUDA device, and whether it can be used: two questions with two answers.
+"""Whether there is a CUDA device, whether it can be used, and what memory its programs have.
 
 Where a device is visible `backend=auto` takes it. What keeps it from being used is then an error that names the cause,
 and never a run on the processor that nobody asked for.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from framework.errors import ConfigError, first_line
 
@@ -23,6 +24,30 @@ _INSTALL = "Install it with pip install 'framework[cuda]'"
 WHOLE_DEVICE = threading.RLock()
 """Held by whoever records a graph and by whoever waits for the whole device: that is an error while any thread records.
 """
+
+
+@dataclass(frozen=True)
+class ProgramMemory:
+    """Shared memory that one program may have: num_bytes of it.
+
+    keeps_read  products read their operands there while they run, not out of registers (compute capability 9, 10, 11),
+                so that what is being read stays beside what is on the way
+    """
+
+    num_bytes: int
+    keeps_read: bool
+
+    @classmethod
+    def of(cls, properties: Any) -> ProgramMemory:
+        """properties: as of `torch.cuda.get_device_properties`."""
+        return cls(properties.shared_memory_per_block_optin, 9 <= properties.major < 12)
+
+    @classmethod
+    def current(cls) -> ProgramMemory:
+        """Of the current device; without a limit where there is none."""
+        import torch
+
+        return cls.of(torch.cuda.get_device_properties()) if torch.cuda.is_available() else cls(1 << 30, True)
 
 
 def probe() -> str | None:

@@ -15,7 +15,9 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from framework.errors import ConfigError
 from framework.interfaces import Experts, ExpertWeights, Routing
+from framework_backends.cuda_device import ProgramMemory
 from framework_backends.cuda_linear import RowTiles
 from framework_backends.triton.experts_products import Expert, combine_kernel, grouped_kernel
 from framework_backends.triton.experts_route import Chosen, Counters, Sorted, route_kernel
@@ -25,6 +27,8 @@ from framework_backends.triton.launches import is_interpreted, launch_words, lau
 _ROUTED_VALUES, _MOST_ROWS = 1024, 64
 """Logits of a program that routes, with those of experts that are not there, and most rows of it."""
 _SUMMED_COLUMNS = 2048
+_BARRIER_BYTES = 64
+"""Beside the pieces of a product: what tells that they have arrived."""
 
 
 @dataclass(frozen=True)
@@ -106,17 +110,46 @@ _MANY = (
 _WIDE_VALUES = GroupTiles(32, 64, 32, 8, 2, 4, is_tall=False)
 
 
-def choose_expert_tiles(dtype: torch.dtype, num_experts: int, k: int, *, batch_invariant: bool) -> ExpertTiles:
-    """Tiles for experts of which each token chooses k.
+def choose_expert_tiles(
+    dtype: torch.dtype, num_experts: int, k: int, memory: ProgramMemory, *, batch_invariant: bool
+) -> ExpertTiles:
+    """Tiles for experts of which each token chooses k, with as many pieces on the way as the memory of a program holds.
 
     batch_invariant leaves out rows by matrices, which add up in an order of their own. Grouped tiles of 16 bits may be
     of any shape: each adds the columns up in one chain, 16 at a time, from the first to the last (`grouped_kernel`).
+    Raises ConfigError for a device whose programs have too little memory.
     """
     if dtype.itemsize != 2:
-        return ExpertTiles((), (Grouped(ANY, _WIDE_VALUES, _WIDE_VALUES),))
+        return ExpertTiles((), (_fitting(ANY, _WIDE_VALUES, _WIDE_VALUES, dtype, memory),))
     borders = (_border(pairs * num_experts // k) for pairs in _PAIRS_OF_AN_EXPERT)
-    some = (Grouped(most, *tiles) for most, tiles in zip(borders, _SOME, strict=True))
-    return ExpertTiles(() if batch_invariant else _ROWS, (*some, Grouped(ANY, *_MANY)))
+    chosen = zip((*borders, ANY), (*_SOME, _MANY), strict=True)
+    grouped = tuple(_fitting(most, up, down, dtype, memory) for most, (up, down) in chosen)
+    return ExpertTiles(() if batch_invariant else _ROWS, grouped)
+
+
+def tile_bytes(tiles: GroupTiles, dtype: torch.dtype, memory: ProgramMemory, *, gated: bool) -> int:
+    """Shared memory that a program of `grouped_kernel` takes at most: of each piece both operands. Sums are in
+    registers, and pass through that memory when the pieces have gone."""
+    pieces = tiles.stages if memory.keeps_read else tiles.stages - 1
+    rows = tiles.pairs + tiles.outputs * (2 if gated else 1)
+    return pieces * rows * tiles.columns * dtype.itemsize + _BARRIER_BYTES
+
+
+def _fitting(most: int, up: GroupTiles, down: GroupTiles, dtype: torch.dtype, memory: ProgramMemory) -> Grouped:
+    return Grouped(most, _with_room(up, dtype, memory, gated=True), _with_room(down, dtype, memory, gated=False))
+
+
+def _with_room(tiles: GroupTiles, dtype: torch.dtype, memory: ProgramMemory, *, gated: bool) -> GroupTiles:
+    """The tiles with as many pieces on the way as there is room for, two at least."""
+    for stages in range(tiles.stages, 1, -1):
+        fewer = replace(tiles, stages=stages)
+        needed = tile_bytes(fewer, dtype, memory, gated=gated)
+        if needed <= memory.num_bytes:
+            return fewer
+    raise ConfigError(
+        f"backend=cuda: a product of experts takes {needed:,} bytes of shared memory for a program, and the device has "
+        f"{memory.num_bytes:,}. Use another device, or say backend=cpu"
+    )
 
 
 def _border(num_tokens: int) -> int:
@@ -129,11 +162,13 @@ class CudaExpertsPacker:
 
     def __init__(self, batch_invariant: bool) -> None:
         self._batch_invariant = batch_invariant
-        self._dependent = launches_dependent()
+        self._dependent, self._memory = launches_dependent(), ProgramMemory.current()
 
     def pack(self, weights: ExpertWeights, routing: Routing) -> Experts:
+        """Raises ConfigError as `choose_expert_tiles`."""
+        down = weights.down
         tiles = choose_expert_tiles(
-            weights.down.dtype, len(weights.down), routing.k, batch_invariant=self._batch_invariant
+            down.dtype, len(down), routing.k, self._memory, batch_invariant=self._batch_invariant
         )
         return CudaExperts(weights, routing, tiles, dependent=self._dependent)
 

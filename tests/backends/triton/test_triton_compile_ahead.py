@@ -43,8 +43,8 @@ def launcher(src, metadata):
 
 
 launchers, launched = [], []
-Hopper.launcher_cls = staticmethod(launcher)
-Hopper.utils = SimpleNamespace(
+Absent.launcher_cls = staticmethod(launcher)
+Absent.utils = SimpleNamespace(
     get_device_properties=lambda device: {"max_shared_mem": 232448}, load_binary=lambda *words: (0, 0, 32, 0, 1024)
 )
 clock = CompileTime()
@@ -59,13 +59,13 @@ def full(*words):
     raise MemoryError("the device is full")
 
 
-fits, Hopper.utils.load_binary = Hopper.utils.load_binary, full
+fits, Absent.utils.load_binary = Absent.utils.load_binary, full
 compile_ahead(lambda: launch(16))
 assert len(compiled) == 2, "what cannot be loaded is kept"
 try:
     launch(16)
 except MemoryError:
-    Hopper.utils.load_binary = fits
+    Absent.utils.load_binary = fits
 else:
     raise AssertionError("the launch does not tell why")
 compiled.clear()

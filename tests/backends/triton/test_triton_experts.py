@@ -1,12 +1,15 @@
 """Mixtures of experts in Triton against `framework.layers.experts`: routing, counts, products of few and of many."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from framework.errors import ConfigError
 from framework.interfaces import ExpertWeights, Routing
 from framework.layers.experts import ReferenceExperts, route
+from framework_backends.cuda_device import ProgramMemory
 from framework_backends.cuda_experts import (
     ANY,
     CudaExperts,
@@ -17,6 +20,7 @@ from framework_backends.cuda_experts import (
     Rows,
     choose_expert_tiles,
     most_tiles,
+    tile_bytes,
 )
 from framework_backends.cuda_linear import RowTiles
 from framework_backends.triton.experts_route import Chosen
@@ -248,8 +252,58 @@ def test_tiles_are_enough_for_any_choice():
             assert whole + min(rest, experts) <= most
 
 
+def memory(major, minor, num_bytes):
+    return ProgramMemory.of(SimpleNamespace(major=major, minor=minor, shared_memory_per_block_optin=num_bytes))
+
+
+H200 = memory(9, 0, 232448)
+DEVICES = {
+    "A100": memory(8, 0, 166912), "A10": memory(8, 6, 101376), "L4": memory(8, 9, 101376), "H200": H200,
+    "B200": memory(10, 0, 232448), "RTX 5090": memory(12, 0, 101376),
+}  # fmt: skip
+CHOSEN = (
+    ((16, 64, 128, 8, 3, 4, True, False, False), (16, 128, 128, 8, 3, 4, True, False, False)),
+    ((32, 64, 64, 8, 3, 4, True, False, False), (32, 128, 64, 8, 5, 4, True, False, False)),
+    ((64, 64, 64, 8, 3, 4, True, False, False), (64, 128, 64, 8, 3, 4, True, False, False)),
+    ((128, 128, 64, 4, 4, 8, False, True, True), (128, 256, 64, 8, 4, 8, False, True, False)),
+)
+"""Measured on an H200 (benchmarks/results/experts-h200-2026-11-30.md)."""
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "k", "borders"), [(128, 8, (128, 256, 512)), (64, 6, (128, 256, 512)), (32, 4, (64, 128, 256))]
+)
+@pytest.mark.parametrize("name", ["H200", "B200", "A100"])
+def test_large_devices_keep_the_tiles_of_the_benchmarks(name, num_experts, k, borders):
+    tiles = choose_expert_tiles(torch.bfloat16, num_experts, k, DEVICES[name], batch_invariant=False)
+    assert [one.most for one in tiles.grouped] == [*borders, ANY]
+    assert tuple((astuple(one.up), astuple(one.down)) for one in tiles.grouped) == CHOSEN
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", DEVICES)
+def test_tiles_of_experts_fit_the_memory_of_every_device(name, dtype):
+    device = DEVICES[name]
+    for one in choose_expert_tiles(dtype, 128, 8, device, batch_invariant=False).grouped:
+        assert tile_bytes(one.up, dtype, device, gated=True) <= device.num_bytes
+        assert tile_bytes(one.down, dtype, device, gated=False) <= device.num_bytes
+
+
+@pytest.mark.parametrize("name", ["A10", "L4", "RTX 5090"])
+def test_devices_of_less_memory_have_fewer_pieces_on_the_way_and_only_where_they_must(name):
+    tiles = choose_expert_tiles(torch.bfloat16, 128, 8, DEVICES[name], batch_invariant=False)
+    assert tuple((astuple(one.up), astuple(one.down)) for one in tiles.grouped[:3]) == CHOSEN[:3]
+    (up, down), many = CHOSEN[3], tiles.grouped[3]
+    assert (many.up, many.down) == (replace(GroupTiles(*up), stages=3), replace(GroupTiles(*down), stages=3))
+
+
+def test_a_device_without_memory_for_experts_is_told():
+    with pytest.raises(ConfigError, match=r"experts takes 49,216 bytes .* the device has 49,152\. .* backend=cpu"):
+        choose_expert_tiles(torch.bfloat16, 128, 8, memory(8, 9, 49152), batch_invariant=False)
+
+
 def test_tiles_are_chosen_for_the_largest_size_at_or_above_the_tokens():
-    tiles = choose_expert_tiles(torch.bfloat16, 128, 8, batch_invariant=False)
+    tiles = choose_expert_tiles(torch.bfloat16, 128, 8, H200, batch_invariant=False)
     assert [one.most for one in tiles.grouped] == [128, 256, 512, ANY]
     assert [tiles.of(tokens).up.pairs for tokens in (5, 128, 129, 512, 513, 1 << 20)] == [16, 16, 32, 64, 128, 128]
     assert tiles.most_rows == 4
@@ -257,13 +311,13 @@ def test_tiles_are_chosen_for_the_largest_size_at_or_above_the_tokens():
 
 def test_where_bits_depend_on_the_token_alone_nothing_is_multiplied_row_by_row():
     for dtype in DTYPES:
-        fast, invariant = (choose_expert_tiles(dtype, 128, 8, batch_invariant=on) for on in (False, True))
+        fast, invariant = (choose_expert_tiles(dtype, 128, 8, H200, batch_invariant=on) for on in (False, True))
         assert invariant.rows == () and invariant.grouped == fast.grouped
         assert len(fast.grouped) == (4 if dtype.itemsize == 2 else 1)
 
 
 def test_a_row_has_its_own_blocks():
-    tiles = choose_expert_tiles(torch.bfloat16, 128, 8, batch_invariant=False)
+    tiles = choose_expert_tiles(torch.bfloat16, 128, 8, H200, batch_invariant=False)
     assert [tiles.rows_of(tokens).most for tokens in (1, 2, 4)] == [1, 4, 4]
 
 
