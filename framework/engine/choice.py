@@ -105,7 +105,7 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
     model, vocab_size = _model(config, checkpoint, plugins), _vocab_size(checkpoint)
     max_model_len = _max_model_len(config, checkpoint)
     backend = _backend(config, plugins) if loaded is None else loaded.backend
-    layers = _layers(model, checkpoint, backend, max_model_len) if loaded is None else loaded.layers
+    layers = _layers(model, checkpoint, loader, backend, max_model_len) if loaded is None else loaded.layers
     attention = _attention(config, plugins, backend, model, layers)
     block_size = _block_size(config, attention)
     check_attention(attention, config, backend, block_size)
@@ -208,10 +208,13 @@ def _backend(config: Config, plugins: Registry) -> Backend:
     return backend
 
 
-def _layers(model: Part, checkpoint: Checkpoint, backend: Backend, max_model_len: int) -> Sequence[LayerSpec]:
-    from framework.engine.outline import layers_of
+def _layers(
+    model: Part, checkpoint: Checkpoint, loader: Loader, backend: Backend, max_model_len: int
+) -> Sequence[LayerSpec]:
+    from framework.engine.outline import layers_of, names_of
 
-    return layers_of(model.name, model.target, checkpoint, backend.dtype, max_model_len)
+    with names_of(checkpoint, loader, backend) as has:
+        return layers_of(model.name, model.target, checkpoint, backend.dtype, max_model_len, has)
 
 
 def _attention(config: Config, plugins: Registry, backend: Backend, model: Part, layers: Sequence[LayerSpec]) -> Part:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from framework.engine.outline import layers_of
 from framework.errors import CheckpointError
 from framework.interfaces import (
     Backend,
@@ -187,6 +188,11 @@ class Built:
     def logits(self, ids: Tensor, positions: Tensor) -> Tensor:
         logits: Tensor = self.model.compute_logits(self.run(ids, positions).hidden)
         return logits
+
+
+def outline_of(case: ModelCase) -> list[LayerSpec]:
+    """The layers that an engine knows of before it reads a weight. Raises PluginError as an engine does."""
+    return layers_of(case.name, case.target, case.checkpoint, torch.float32, MAX_LEN, RandomWeights(case.config).has)
 
 
 def tokens(count: int, vocab_size: int) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,6 @@ from framework.config import ComponentConfig, Config, EngineOptions, KVCacheConf
 from framework.engine.attending import unfit
 from framework.engine.build import build_engine
 from framework.engine.engine import Engine
-from framework.engine.outline import layers_of
 from framework.errors import PluginError
 from framework.interfaces import Checkpoint, WeightSource
 from framework.plugins import ComponentSpec, EventBus, registry
@@ -30,7 +29,7 @@ from framework.request import SamplingParams
 from framework.testing.backend_case import backend_here
 from framework.testing.byte_model import quiet
 from framework.testing.checking import Skipped
-from framework.testing.model_bench import MAX_LEN, ModelCase, RandomWeights
+from framework.testing.model_bench import MAX_LEN, ModelCase, RandomWeights, outline_of
 
 NUM_TOKENS = 6
 LENGTHS = (3, 11, 18, 7)  # of the prompts: below and above a block and a chunk
@@ -177,8 +176,7 @@ def _attention(case: ModelCase) -> str:
     """The best attention plugin for the family's layers in float32 and in blocks of BLOCK_SIZE. Skipped where none can
     be used here: that is no fault of the family's."""
     plugins = registry()
-    layers = layers_of(case.name, case.target, case.checkpoint, torch.float32, MAX_LEN)
-    of_layers = unfit(plugins, layers)
+    of_layers = unfit(plugins, outline_of(case))
 
     def reason(spec: ComponentSpec) -> str | None:
         caps = plugins.load_target("attention", spec.name).caps

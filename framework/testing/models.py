@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from framework.engine.outline import layers_of
 from framework.errors import CheckpointError, FrameworkError, NotBuiltError
 from framework.testing.checking import Skipped, assert_all
-from framework.testing.model_bench import MAX_LEN, Built, ModelCase, RandomWeights, assert_near, tokens
+from framework.testing.model_bench import MAX_LEN, Built, ModelCase, RandomWeights, assert_near, outline_of, tokens
 
 NOBODYS = "model.nobody.takes.this.weight"
 NO_SUCH = "no_such_thing"
@@ -38,8 +37,7 @@ def check_it_has_what_a_model_has(case: ModelCase) -> None:
 
 def check_layers_are_known_without_weights(case: ModelCase) -> None:
     """A constructor looks at shapes alone: an engine asks for the layers before any weight is read."""
-    layers = layers_of(case.name, case.target, case.checkpoint, torch.float32, MAX_LEN)
-    assert layers, f"{case.name}: declares no attention layer; see ModelContext.add_layer"
+    layers = outline_of(case)
     assert layers == Built(case).ctx.layers, f"{case.name}: declares other layers with its weights than without"
 
 

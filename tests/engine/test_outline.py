@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from framework.engine.outline import layers_of
+from framework.engine.outline import layers_of, names_of
 from framework.engine.outline_shapes import ShapesAlone
 from framework.errors import CheckpointError, PluginError
 from framework.interfaces import Checkpoint
@@ -22,9 +24,14 @@ CONFIG = {
 }  # fmt: skip
 
 
-def outline(target, **config):
+def every(name):
+    """Of a checkpoint that has every tensor."""
+    return True
+
+
+def outline(target, has=every, **config):
     checkpoint = Checkpoint("nowhere", "dummy", {**CONFIG, **config})
-    return layers_of("mine", target, checkpoint, torch.float32, 64)
+    return layers_of("mine", target, checkpoint, torch.float32, 64, has)
 
 
 def test_layers_are_those_that_the_model_declares():
@@ -41,6 +48,57 @@ def test_a_window_that_no_request_outgrows_is_none():
     ]  # fmt: skip
 
 
+class WindowOfATensor(Llama):
+    """Layers have a window in checkpoints that have a tensor of it."""
+
+    def attention(self, ctx, dense, index, rotary, **others):
+        if ctx.weights.has("model.window"):
+            dense = replace(dense, windows=(8, None, 8))
+        return super().attention(ctx, dense, index, rotary, **others)
+
+
+@pytest.mark.parametrize(("names", "windows"), [({"model.window"}, [8, None, 8]), (set(), [None] * 3)])
+def test_tensors_are_those_that_the_checkpoint_has(names, windows):
+    assert [layer.window for layer in outline(WindowOfATensor, has=names.__contains__)] == windows
+
+
+class OneLoader:
+    """A loader of a checkpoint with these names, which tells what is done with its weights."""
+
+    def __init__(self, *names):
+        self.names, self.told = names, []
+
+    def open(self, checkpoint, *, dtype, device, seed):
+        self.told.append("opened")
+        return SimpleNamespace(has=self.names.__contains__, close=lambda: self.told.append("closed"))
+
+
+def test_checkpoint_is_opened_when_a_name_is_asked_for_and_closed_again():
+    loader, backend = OneLoader("a"), SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"))
+    with names_of(Checkpoint("nowhere", "mine", CONFIG), loader, backend) as has:
+        assert loader.told == []
+        assert (has("a"), has("b")) == (True, False)
+        assert loader.told == ["opened"]
+    assert loader.told == ["opened", "closed"]
+
+
+def test_what_a_loader_raises_is_none_of_the_models():
+    def broken(name):
+        raise OSError("the disk has gone")
+
+    with pytest.raises(OSError, match="the disk has gone"):
+        outline(WindowOfATensor, has=broken)
+
+
+def test_model_without_attention_is_refused_by_name():
+    class NoLayers:
+        def __init__(self, config, ctx):
+            self.vocab_size = 64
+
+    with pytest.raises(PluginError, match="model=mine declares no attention layer"):
+        outline(NoLayers)
+
+
 def test_weights_take_no_memory():
     huge = outline(Llama, vocab_size=10**9, hidden_size=10**6, intermediate_size=10**7)  # some 10^17 bytes
     assert len(huge) == 3
@@ -54,7 +112,7 @@ import torch
 from framework.engine.outline import layers_of
 from framework_models.cases import gemma2, gpt_oss, llama
 for case in (*llama(), *gemma2(), *gpt_oss()):
-    assert layers_of(case.name, case.target, case.checkpoint, torch.float32, 64)
+    assert layers_of(case.name, case.target, case.checkpoint, torch.float32, 64, lambda name: True)
 sys.exit("torch._dynamo" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
