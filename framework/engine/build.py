@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from framework.engine.engine import Engine
 from framework.engine.loaded import Loaded
 from framework.engine.trace import Trace
 from framework.engine.warming import profile, warm_up
-from framework.errors import CheckpointError, ConfigError, first_line
+from framework.errors import CheckpointError, ConfigError, PluginError, first_line
 from framework.interfaces import AttentionContext, ModelContext, SchedulerContext
 from framework.plugins import registry
 from framework.worker.step_thread import StepThread
@@ -108,8 +109,26 @@ def _load(choice: Choice) -> Loaded:
             f"{checkpoint.location}: {len(left)} tensors are not used by model '{choice.model.name}', {left[0]} among "
             "them; the checkpoint is of another architecture than its config says"
         )
-    assert model.vocab_size == checkpoint.config["vocab_size"], (model.vocab_size, checkpoint.config["vocab_size"])
+    _check_model(choice, model, ctx.layers)
     return Loaded(choice.config, checkpoint, choice.loader, choice.tokenizer, backend, model, ctx.layers, ctx.experts)
+
+
+def _check_model(choice: Choice, model: Model, layers: list[LayerSpec]) -> None:
+    """PluginError for a model that is not what was known of it before its weights were read."""
+    name, wanted = choice.model.name, choice.checkpoint.config["vocab_size"]
+    way_out = f"That is a fault of the plugin: `python -m framework check model/{name}` may say more"
+    if model.vocab_size != wanted:
+        raise PluginError(
+            f"model={name} has vocab_size={model.vocab_size}, and config.json of {choice.checkpoint.location} says "
+            f"{wanted}. {way_out}"
+        )
+    if layers != choice.layers:
+        pairs = zip_longest(layers, choice.layers)
+        found, known = next((found, known) for found, known in pairs if found != known)
+        raise PluginError(
+            f"model={name} declares other attention layers with its weights ({found or 'none'}) than without "
+            f"({known or 'none'}). {way_out}"
+        )
 
 
 @dataclass(frozen=True)
@@ -135,12 +154,17 @@ class _KVMemory:
 
 
 def _allocate(choice: Choice, layers: list[LayerSpec], attention: Mapping[str, AttentionBackend]) -> _KVMemory:
-    assert layers == choice.layers, f"model {choice.model.name} declares other layers with its weights than without"
     groups = choice.groups
     members = [[layers[index] for index in group.layers] for group in groups]
     wanted = [[attention[g.name].kv_spec(layer) for layer in own] for g, own in zip(groups, members, strict=True)]
     specs = max(wanted, key=len)
-    assert all(own == specs[: len(own)] for own in wanted), f"attention={choice.attention.name} wants {wanted}"
+    for group, asked in zip(groups, wanted, strict=True):
+        if asked != specs[: len(asked)]:
+            raise PluginError(
+                f"attention={choice.attention.name} wants memory of {asked} for the layers of KV group '{group.name}', "
+                f"and of {specs} for those of another one, whose heads are alike: groups share their memory. That is a "
+                "fault of the plugin. Use another attention"
+            )
     block_bytes = sum(spec.block_bytes for spec in specs)
     num_blocks = _num_blocks(choice, block_bytes, len(groups))
     tensors = _kv_tensors(choice, specs, num_blocks, block_bytes)
