@@ -145,7 +145,7 @@ REFUSED = {
         {"layer_types": ["conv", "full_attention"]},
         "calls an attention function 1 times in 2 layers",
     ),
-    "mask": ("DogeForCausalLM", {}, "makes a mask of its own"),
+    "mask": ("DogeForCausalLM", {}, "makes masks of its own"),
     "twice": ("DiffLlamaForCausalLM", {}, "calls an attention function 4 times in 2 layers"),
     "quantized": ("LlamaForCausalLM", {"quantization_config": {"quant_method": "fp8"}}, "is quantized"),
     "own_code": ("LlamaForCausalLM", {"auto_map": {"AutoModel": "x.y"}}, "brings code of its own"),
@@ -183,6 +183,63 @@ def test_a_model_that_mixes_tokens_beside_its_attention_is_found_out(mixes, tmp_
     monkeypatch.setattr(StableLmMLP, "forward", lambda self, x: plain(self, mixes(x)))
     with pytest.raises(NotBuiltError, match="mixes tokens, or counts positions, outside of its attention function"):
         ours(build_model, tmp_path)
+
+
+def causal(row, column):
+    return column <= row
+
+
+HIDDEN_BEYOND_8 = {
+    "window": lambda row, column: (column <= row) & (column > row - 8),
+    "chunks": lambda row, column: (column <= row) & (column // 8 == row // 8),
+    "blocks": lambda row, column: (column <= row) & ((row < 8) | (column // 8 % 2 == 0)),
+}
+"""Masks that are causal for 8 tokens, and something else for more."""
+
+
+@pytest.fixture
+def masked(monkeypatch):
+    """A function that gives the layers of StableLM the masks that another one makes of what transformers' is given."""
+    from transformers.models.stablelm import modeling_stablelm
+
+    plain = modeling_stablelm.create_causal_mask
+    return lambda made: monkeypatch.setattr(modeling_stablelm, "create_causal_mask", lambda **w: made(plain, w))
+
+
+@pytest.mark.parametrize("pattern", [*HIDDEN_BEYOND_8.values(), causal], ids=[*HIDDEN_BEYOND_8, "causal"])
+def test_masks_that_a_model_makes_by_itself_are_refused_whatever_a_few_tokens_see_of_them(
+    pattern, masked, tmp_path, build_model
+):
+    def made(plain, words):
+        places = torch.arange(words["inputs_embeds"].shape[1], device=words["inputs_embeds"].device)
+        return pattern(places[:, None], places)[None, None]
+
+    saved("stablelm", tmp_path)
+    masked(made)
+    with pytest.raises(NotBuiltError, match="StableLmForCausalLM makes masks of its own, which the generic path"):
+        ours(build_model, tmp_path)
+    with pytest.raises(NotBuiltError, match="makes masks of its own"):
+        outline(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["chunks", "blocks"])
+def test_patterns_that_are_causal_for_a_few_tokens_alone_are_refused(kind, masked, tmp_path, build_model):
+    pattern = HIDDEN_BEYOND_8[kind]
+    saved("stablelm", tmp_path)
+    masked(lambda plain, words: plain(**words, and_mask_function=lambda b, h, row, column: pattern(row, column)))
+    with pytest.raises(NotBuiltError, match="has a mask that is neither causal nor a sliding window"):
+        ours(build_model, tmp_path)
+
+
+def test_patterns_that_long_requests_alone_would_get_are_found_before_weights_are_read(masked, tmp_path):
+    def made(plain, words):
+        pattern = HIDDEN_BEYOND_8["chunks"] if words["inputs_embeds"].shape[1] > 8 else causal
+        return plain(**words, and_mask_function=lambda b, h, row, column: pattern(row, column))
+
+    saved("stablelm", tmp_path)
+    masked(made)
+    with pytest.raises(NotBuiltError, match="has a mask that is neither causal nor a sliding window"):
+        outline(tmp_path)
 
 
 def test_a_model_that_attends_twice_in_one_layer_is_refused(tmp_path, build_model, monkeypatch):

@@ -73,17 +73,17 @@ def window_of(call: Call, length: int, name: str) -> int | None:
     """Readable positions of a layer, None for all of `length`: by the mask that it was given, else by its keywords.
 
     The pattern must be causal, or causal within a window; a window that the mask and the keywords give differently is
-    refused, since one of the two is a mistake.
+    refused, since one of the two is a mistake. So is a mask without a pattern, as a model makes by itself or out of the
+    one that it was given: what it hides from tokens further apart than those that are tried cannot be seen in it.
     """
     said = _said(call.more, length)
-    pattern = getattr(call.mask, "pattern", None)
-    if pattern is None and call.mask is None:
+    if call.mask is None:
         if not call.more.get("is_causal", getattr(call.module, "is_causal", True)):
             raise refused(name, "attends to later tokens as well")
         return said
+    pattern = getattr(call.mask, "pattern", None)
     if pattern is None:
-        _check(call.mask, said, name)
-        return said
+        raise refused(name, "makes masks of its own")
     found = _seen(pattern, length, name)
     if said not in (None, found):
         raise refused(name, f"has a mask of window {found} and a sliding_window of {said}")
@@ -115,15 +115,3 @@ def causal(rows: Tensor, columns: Tensor, window: int | None) -> Tensor:
     """[rows, columns] bool: a query reads itself and what is before it, within the window."""
     allowed = columns[None, :] <= rows[:, None]
     return allowed if window is None else allowed & (columns[None, :] > rows[:, None] - window)
-
-
-def _check(mask: Any, window: int | None, name: str) -> None:
-    """A mask that the model made by itself: additive or bool, [.., T, T]."""
-    if not isinstance(mask, Tensor):
-        raise refused(name, f"makes masks of type {type(mask).__name__}")
-    if mask.is_meta:
-        return
-    allowed = mask if mask.dtype == torch.bool else mask == 0
-    rows = torch.arange(mask.shape[-2], device=mask.device)
-    if not bool((allowed == causal(rows, torch.arange(mask.shape[-1], device=mask.device), window)).all()):
-        raise refused(name, "makes a mask of its own that is neither causal nor a sliding window")

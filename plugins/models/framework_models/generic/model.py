@@ -1,7 +1,8 @@
 """A causal language model of transformers as a `Model`: its code computes everything but attention, which is ours.
 
-Built from config.json and a `WeightSource` like any model here. Before it serves, it is tried out with a few tokens:
-layers are read off (`layers`), and a model that mixes tokens anywhere but in its attention function is refused.
+Built from config.json and a `WeightSource` like any model here. Before it serves, it is tried out, with a few tokens
+and before that without weights with as many as a request may have: layers are read off (`layers`), and a model that
+mixes tokens anywhere but in its attention function is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from framework_models.generic.layers import place_layers, refused
 from framework_models.generic.rotary import check_rotary, keep_frequencies
 from framework_models.generic.weights import load_weights
 
-_NUM_TRIED = 5  # tokens
+_NUM_TRIED = 5  # tokens of a model with weights; without them, as many as a request may have cost nothing
 _TOLERANCE = {torch.float32: 1e-4}
 """Of the largest hidden state: rows of a product differ by rounding with their place, other tokens make far more."""
 _TOLERANCE_HALF = 0.05
@@ -89,8 +90,9 @@ class TransformersModel:
         """Declares the layers, and refuses a model that would not compute the same in a batch of ours."""
         recorder = Recorder()
         recorder.record(self._causal)
-        ids = (torch.arange(_NUM_TRIED, device=ctx.device) * 7 + 3) % self.vocab_size
-        positions = torch.arange(_NUM_TRIED, device=ctx.device) % ctx.max_model_len
+        num_tried = ctx.max_model_len if is_outline else _NUM_TRIED
+        ids = (torch.arange(num_tried, device=ctx.device) * 7 + 3) % self.vocab_size
+        positions = torch.arange(num_tried, device=ctx.device) % ctx.max_model_len
         self._causal.set_attn_implementation(TRIED)
         logits = self._causal(
             input_ids=ids[None],
