@@ -1028,7 +1028,10 @@ class KVConnector(Protocol):
     failure, and a load even when its request has gone: until then nobody else gets the blocks. Blocks of a
     request may be read up to `Request.num_published_blocks`, which are whole, computed, and never written again.
 
-    layerwise: the worker side wants wait_layer before and save_layer after each layer in steps that carry metadata.
+    layerwise     the worker side wants wait_layer before and save_layer after each layer in steps that carry metadata.
+                  An attribute of the class, since it is asked before weights load
+    is_layerwise  optional, a class method instead: `is_layerwise(options)` of a class whose options decide, as those of
+                  one that stands around another connector
     """
 
     layerwise: bool

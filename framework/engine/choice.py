@@ -123,7 +123,7 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
     pipeline = _pipeline(config, plugins, backend, table, vocab_size, eos, tokenizer)
     limits = Limits(vocab_size, max_model_len, frozenset(eos), policy.name, config.engine.seed)
     connector = _connector(config, plugins)
-    check_connector(connector, model.name, layers)
+    check_connector(connector, model.name, layers, groups)
     s = config.scheduler
     scheduler = Part(s.name, *_scheduler(plugins, s.name, s.options))
     grammars = grammars_of(config, plugins, tokenizer, limits, scheduler)

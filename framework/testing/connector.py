@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from framework.batch import SchedulerOutput
+from framework.engine.connecting import is_layerwise
 from framework.interfaces import ConnectorContext
 from framework.testing.connector_engine import BLOCK_BYTES, BLOCK_SIZE, ConnectorEngine, make_request
 
@@ -39,6 +40,15 @@ class ConnectorCase:
 
     def engine(self, options: Any, **limits: Any) -> ConnectorEngine:
         return ConnectorEngine(self.target(options, CONTEXT), **limits)
+
+
+def check_its_class_says_whether_it_is_layerwise(case: ConnectorCase) -> None:
+    """An engine asks before it reads weights, and builds the connector behind them."""
+    options = case.options()
+    said, connector = is_layerwise(case.name, case.target, options), case.target(options, CONTEXT)
+    found = bool(connector.layerwise)
+    connector.close()
+    assert found == said, f"{case.name}: its class says layerwise={said}, and once it is built it is {found}"
 
 
 def check_second_engine_takes_what_the_first_one_stored(case: ConnectorCase) -> None:
@@ -129,6 +139,7 @@ def check_load_is_reported_when_its_request_has_gone(case: ConnectorCase) -> Non
 
 
 CHECKS = (
+    check_its_class_says_whether_it_is_layerwise,
     check_second_engine_takes_what_the_first_one_stored,
     check_match_goes_on_from_the_local_hit_and_has_no_side_effects,
     check_kv_of_another_kind_is_not_taken,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from framework.config import build_options
+from framework.engine.connecting import is_layerwise
 from framework.plugins import registry
 
 if TYPE_CHECKING:
@@ -53,14 +54,25 @@ class _Ended:
     steps_left: int
 
 
+def _inner(options: FaultOptions) -> tuple[Any, Any]:
+    """Class and options of the connector that is named. PluginError and ConfigError as for one that is chosen."""
+    plugins = registry()
+    options_class = plugins.load_config_class(plugins.spec("kv_connector", options.inner, "kv_connector.inner"))
+    inner_options = build_options(options_class, options.inner_options, "kv_connector.inner_options")
+    return plugins.load_target("kv_connector", options.inner), inner_options
+
+
 class FaultyConnector:
     """`interfaces.KVConnector` around another one. Stores happen at the end of a stay, so that they can be late."""
 
+    @classmethod
+    def is_layerwise(cls, options: FaultOptions) -> bool:
+        """Whether the inner one is."""
+        return is_layerwise(options.inner, *_inner(options))
+
     def __init__(self, options: FaultOptions, ctx: ConnectorContext) -> None:
-        plugins = registry()
-        options_class = plugins.load_config_class(plugins.spec("kv_connector", options.inner, "kv_connector.inner"))
-        inner_options = build_options(options_class, options.inner_options, "kv_connector.inner_options")
-        self._inner: KVConnector = plugins.load_target("kv_connector", options.inner)(inner_options, ctx)
+        target, inner_options = _inner(options)
+        self._inner: KVConnector = target(inner_options, ctx)
         self.layerwise = self._inner.layerwise
         self._options, self._block_size = options, ctx.block_size
         self._random, self._worker_random = random.Random(options.seed), random.Random(options.seed + 1)

@@ -70,6 +70,34 @@ def test_conflict_is_named_before_weights_load(
         build(folder, *words)
 
 
+@pytest.mark.parametrize("words", [["kv_connector=memory"], ["kv_connector=faulty", "kv_connector.inner=memory"]])
+@pytest.mark.parametrize("windows", [(None, None), (8, None)], ids=str)
+def test_connector_and_groups_that_do_not_go_together_are_named_before_weights_load(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], windows: tuple[int | None, ...]
+) -> None:
+    from framework_connectors.memory import MemoryConnector
+    from framework_models.llama import Llama
+
+    class TwoGroups(Llama):
+        def __init__(self, config: Any, ctx: Any) -> None:
+            add_layer = ctx.add_layer
+            ctx.add_layer = lambda group, *sizes, **more: add_layer(
+                f"g{len(ctx.layers)}", *sizes, **{**more, "window": windows[len(ctx.layers)]}
+            )
+            super().__init__(config, ctx)
+
+    (folder / "config.json").write_text(json.dumps({**HEADER, "num_hidden_layers": 2}))
+    monkeypatch.setattr("framework_models.llama.Llama", TwoGroups)
+    has_window = windows[0] is not None
+    if not has_window:
+        with pytest.raises(AssertionError, match="weights were opened"):
+            build(folder, *words)
+        monkeypatch.setattr(MemoryConnector, "layerwise", True)
+    text = "has layers of window 8, whose" if has_window else "has 2 KV groups, whose layers share"
+    with pytest.raises(ConfigError, match=f"{words[0]} moves .* model=llama {text}"):
+        build(folder, *words)
+
+
 def test_an_architecture_without_a_plugin_is_shown_the_generic_path(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**HEADER, "architectures": ["StableLmForCausalLM"]}))
     with pytest.raises(PluginError, match=r"no .* 'StableLm.*Slower, .* more architectures: model=transformers$"):

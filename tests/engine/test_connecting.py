@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from framework.engine.connecting import check_connector, connector_of, kv_identity
-from framework.errors import ConfigError
+from framework.errors import ConfigError, PluginError
 from framework.interfaces import KVGroup, KVSpec, LayerSpec
 
 SPECS = [KVSpec((2, -1, 4, 8), torch.float32, 0)]
@@ -85,24 +85,73 @@ def test_seed_counts_where_it_makes_the_weights(choice):
         assert (kv_identity(one, SPECS) == kv_identity(other, SPECS)) is is_same
 
 
+ONE, TWO = [KVGroup("a")], [KVGroup("a"), KVGroup("b")]
+LAYERS = [LayerSpec(i, "g", 4, 2, 16, 0.25) for i in range(2)]
+
+
+class Whole:
+    layerwise = False
+
+
+class Layerwise:
+    layerwise = True
+
+
+class AsToldByOptions:
+    @classmethod
+    def is_layerwise(cls, options):
+        return options
+
+
+def part(target, options=None):
+    return SimpleNamespace(name="wire", target=target, options=options)
+
+
 @pytest.mark.parametrize("window", [None, 8])
 def test_connector_beside_layers_with_a_window_is_refused_by_both_names(window):
-    layers = [LayerSpec(i, "g", 4, 2, 16, 0.25, window=w) for i, w in enumerate((None, window))]
-    check_connector(None, "gemma", layers)
+    layers = [replace(LAYERS[0], window=w) for w in (None, window)]
+    check_connector(None, "gemma", layers, TWO)
     if window is None:
-        check_connector(SimpleNamespace(name="memory"), "gemma", layers)
+        check_connector(part(Whole), "gemma", layers, TWO)
         return
     with pytest.raises(
-        ConfigError, match=r"kv_connector=memory moves .* model=gemma has layers of window 8, .*connector=n"
+        ConfigError, match=r"kv_connector=wire moves .* model=gemma has layers of window 8, .*connector=none"
     ):
-        check_connector(SimpleNamespace(name="memory"), "gemma", layers)
+        check_connector(part(Whole), "gemma", layers, ONE)
 
 
-def test_layerwise_connector_of_several_groups_is_refused_by_both_names(choice):
-    made = SimpleNamespace(layerwise=True)
-    part = SimpleNamespace(name="wire", target=lambda options, ctx: made, options=None)
-    plugins = SimpleNamespace(spec=lambda *_: None, label=lambda _: "wire")
-    one, two = [KVGroup("a")], [KVGroup("a"), KVGroup("b")]
-    connector_of(choice(connector=part), plugins, one, SPECS, 4)
+@pytest.mark.parametrize(("target", "options"), [(Layerwise, None), (AsToldByOptions, True)])
+def test_layerwise_connector_of_several_groups_is_refused_by_both_names(target, options):
+    check_connector(part(target, options), "llama", LAYERS, ONE)
     with pytest.raises(ConfigError, match="kv_connector=wire moves KV layer by layer, and model=llama has 2 KV groups"):
-        connector_of(choice(connector=part), plugins, two, SPECS, 4)
+        check_connector(part(target, options), "llama", LAYERS, TWO)
+
+
+@pytest.mark.parametrize(("target", "options"), [(Whole, None), (AsToldByOptions, False)])
+def test_connector_of_whole_steps_goes_with_any_number_of_groups(target, options):
+    check_connector(part(target, options), "llama", LAYERS, TWO)
+
+
+@pytest.mark.parametrize("layerwise", [None, "yes"])
+def test_class_that_does_not_say_whether_it_is_layerwise_is_refused_by_name(layerwise):
+    target = type("Silent", (), {} if layerwise is None else {"layerwise": layerwise})
+    with pytest.raises(
+        PluginError, match=rf"kv_connector=wire: .* layerwise \(layerwise={layerwise!r}\).*in the class"
+    ):
+        check_connector(part(target), "llama", LAYERS, ONE)
+
+
+def test_connector_that_is_not_what_its_class_says_is_closed_and_refused_by_name(choice):
+    closed = []
+
+    class Changes(Whole):
+        def __init__(self, options, ctx):
+            self.layerwise = True
+
+        def close(self):
+            closed.append(self)
+
+    plugins = SimpleNamespace(spec=lambda *_: None, label=lambda _: "wire")
+    with pytest.raises(PluginError, match="kv_connector=wire: its class says layerwise=False, and once it is built"):
+        connector_of(choice(connector=part(Changes)), plugins, ONE, SPECS, 4)
+    assert len(closed) == 1

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from framework.errors import NotBuiltError, RequestError
+from framework.errors import RequestError
 from framework.interfaces import KVGroup
 from framework.nulls import NoConnector
 from framework.request import RequestStatus, SamplingParams
@@ -255,9 +255,11 @@ def test_swapped_requests_bring_back_their_windows_alone(sim):
     assert counts["num_swap_outs"] and moved[0] and moved[0] == moved[1]
 
 
-def test_connector_beside_a_window_is_refused_by_both_names(sim):
+def test_connector_beside_a_window_never_comes_here(sim):
+    """The engine refuses the two by name."""
+
     class Wire(NoConnector):
         pass
 
-    with pytest.raises(NotBuiltError, match=r"KV group 'g1' has a window, and Wire moves .* Use kv_connector=none"):
+    with pytest.raises(AssertionError, match=r"Wire object .* beside windows \[5\]"):
         Scheduler({}, sim.context(windows=(None, 5), connector=Wire()))

@@ -105,9 +105,16 @@ class Forgets(MemoryConnector):
         """Leaves what the step had not begun unreported."""
 
 
+class ChangesItsMind(MemoryConnector):
+    def __init__(self, options, ctx):
+        super().__init__(options, ctx)
+        self.layerwise = True
+
+
 @pytest.mark.parametrize(
     ("broken", "check", "message"),
     [
+        (ChangesItsMind, "layerwise", "its class says layerwise=False, and once it is built it is True"),
         (SharesSalts, "kv_of_another_kind", "16 tokens of another salt are taken"),
         (SharesModels, "kv_of_another_kind", "16 tokens of another identity are taken"),
         (NeverSends, "blocks_come_back", "NeverSends: .* blocks are free after .* kept"),
