@@ -25,7 +25,7 @@ def made(neighbours, sizes=SIZES):
     cpu = torch.device("cpu")
     products = []
     backend = SimpleNamespace(device=cpu, layer_ops=ops, pack_linear=lambda weight, bias=None: products.append(weight))
-    ctx = ModelContext(backend, DummySource(torch.float32, cpu, 0, tied=False), torch.float32, cpu, 32)
+    ctx = ModelContext(backend, DummySource(torch.float32, cpu, 0), torch.float32, cpu, 32)
     rotary = Rotary(ctx, read_rope({}), sizes.rope_dim)
     layer = LatentAttention(ctx, "attn", sizes, rotary=rotary, scale=0.5, bias=False, neighbours=neighbours)
     return layer, products, ctx

@@ -75,7 +75,7 @@ class FusingPlan(PlainPlan):
 def hidden(target, linear, plan):
     backend = SimpleNamespace(pack_linear=lambda weight, bias=None: linear(weight, bias), layer_ops=ops)
     device = torch.device("cpu")
-    ctx = ModelContext(backend, DummySource(torch.float32, device, 3, tied=False), torch.float32, device, 64)
+    ctx = ModelContext(backend, DummySource(torch.float32, device, 3), torch.float32, device, 64)
     model = target(CONFIG, ctx)
     x = torch.randn(5, 16, generator=torch.Generator().manual_seed(0))
     output = model.forward(x, torch.tensor([0, 7, 3, 3, 9]), ForwardContext([plan, plan], (0, 1, 2)))

@@ -33,29 +33,22 @@ def test_a_tensor_depends_on_seed_and_name_and_not_on_the_order(tmp_path):
     assert not torch.equal(a, b) and not torch.equal(other.take("a.weight", (4, 4)), a)
 
 
-def test_a_tied_model_has_no_head_of_its_own(tmp_path):
-    assert not opened(tmp_path, tie_word_embeddings=True).has("lm_head.weight")
-    assert opened(tmp_path).has("lm_head.weight")
-
-
-@pytest.mark.parametrize("name", ["Gemma2ForCausalLM", "GPT2LMHeadModel"])
-def test_an_architecture_that_is_tied_without_saying_so_is(name, tmp_path):
-    assert not opened(tmp_path, architectures=[name]).has("lm_head.weight")
-    assert opened(tmp_path, architectures=[name], tie_word_embeddings=False).has("lm_head.weight")
+@pytest.mark.parametrize("words", [{}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False}])
+def test_a_head_is_there_for_those_that_take_it_without_asking(words, tmp_path):
+    source = opened(tmp_path, **words)
+    assert not source.has("lm_head.weight") and not source.has("language_model.lm_head.weight")
+    assert source.has("model.embed_tokens.weight") and source.take("lm_head.weight", (4, 8)).std() > 0
 
 
 @pytest.mark.parametrize(
-    ("words", "values", "factor"),
-    [
-        ({"tie_word_embeddings": True}, {-1.0, 1.0}, 1.0),
-        ({"tie_word_embeddings": False}, {1.0}, 1.0),
-        ({"architectures": ["Gemma3ForCausalLM"]}, {-2.0, 0.0}, 0.0),
-    ],
+    ("name", "values", "factor"), [("LlamaForCausalLM", {-1.0, 1.0}, 1.0), ("Gemma3ForCausalLM", {-2.0, 0.0}, 0.0)]
 )
-def test_the_final_norm_of_a_tied_model_has_signs(words, values, factor, tmp_path):
-    source = opened(tmp_path, **words)
-    assert set(source.take("model.norm.weight", (64,)).tolist()) == values
-    assert set(source.take("model.layers.0.input_layernorm.weight", (64,)).tolist()) == {factor}
+def test_the_final_norm_has_signs(name, values, factor, tmp_path):
+    source = opened(tmp_path, architectures=[name])
+    for final in ("model.norm", "language_model.model.norm", "model.decoder.final_layer_norm", "transformer.ln_f"):
+        assert set(source.take(f"{final}.weight", (64,)).tolist()) == values
+    for inner in ("model.layers.0.input_layernorm.weight", "model.layers.0.norm.weight"):
+        assert set(source.take(inner, (64,)).tolist()) == {factor}
 
 
 def test_layer_norms_and_embeddings_of_other_layouts_follow_the_same_rules(tmp_path):

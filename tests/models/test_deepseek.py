@@ -179,7 +179,7 @@ def test_layers_are_declared_as_one_latent_a_token(build_model):
 
 
 def dummy(build_model, name, edits):
-    source = DummySource(torch.float32, torch.device("cpu"), 3, tied=False)
+    source = DummySource(torch.float32, torch.device("cpu"), 3)
     return build_model(FAMILIES[name][2], {**SIZES, **edits}, source)
 
 

@@ -33,7 +33,7 @@ class Step(torch.nn.Module):
 
 @pytest.mark.parametrize(("target", "config"), [(Qwen3, CONFIG), (Qwen3Moe, CONFIG | EXPERTS)], ids=["dense", "sparse"])
 def test_a_step_exports_for_any_number_of_tokens(target, config, build_model):
-    step = Step(build_model(target, config, DummySource(torch.float32, torch.device("cpu"), 3, tied=False)))
+    step = Step(build_model(target, config, DummySource(torch.float32, torch.device("cpu"), 3)))
     tokens = torch.export.Dim("tokens", min=2, max=64)
     example = (torch.arange(5), torch.arange(5), torch.tensor([4, 2]))
     program = torch.export.export(step, example, dynamic_shapes=({0: tokens}, {0: tokens}, None))

@@ -114,7 +114,7 @@ def test_a_missing_tensor_is_named(tmp_path, build_model):
 
 def test_it_takes_dummy_weights(build_model):
     config = {**make("stablelm").config.to_dict(), "architectures": ["StableLmForCausalLM"]}
-    built = build_model(TransformersModel, config, DummySource(torch.float32, torch.device("cpu"), 1, tied=False))
+    built = build_model(TransformersModel, config, DummySource(torch.float32, torch.device("cpu"), 1))
     with torch.inference_mode():
         logits = built.logits(IDS)
     assert logits.isfinite().all() and logits.std() > 1
@@ -167,7 +167,7 @@ def test_what_would_not_be_right_is_refused_by_name(case, build_model):
     words = {key: value for key, value in SIZES.items() if value is not None}
     config = getattr(transformers, architecture).config_class(**{**words, **own}).to_dict()
     config = {**config, **edits, "architectures": [architecture]}
-    source = DummySource(torch.float32, torch.device("cpu"), 1, tied=False)
+    source = DummySource(torch.float32, torch.device("cpu"), 1)
     with pytest.raises(NotBuiltError, match=f"model=transformers: {architecture} {message}.*write a model plugin"):
         build_model(TransformersModel, config, source)
 
@@ -273,14 +273,14 @@ def test_a_model_that_attends_twice_in_one_layer_is_refused(tmp_path, build_mode
 )
 def test_a_config_that_makes_no_model_is_an_error_with_its_reason(edits, message, build_model):
     config = {**make("starcoder2").config.to_dict(), "architectures": ["Starcoder2ForCausalLM"], **edits}
-    source = DummySource(torch.float32, torch.device("cpu"), 1, tied=False)
+    source = DummySource(torch.float32, torch.device("cpu"), 1)
     with pytest.raises(CheckpointError, match=message):
         build_model(TransformersModel, config, source)
 
 
 @pytest.mark.parametrize("name", ["NoSuchForCausalLM", "LlamaModel"])
 def test_an_architecture_that_is_no_causal_language_model_is_refused(name, build_model):
-    source = DummySource(torch.float32, torch.device("cpu"), 1, tied=False)
+    source = DummySource(torch.float32, torch.device("cpu"), 1)
     with pytest.raises(CheckpointError, match=f"transformers 5.* has no causal language model {name}"):
         build_model(TransformersModel, {"architectures": [name]}, source)
 

@@ -97,10 +97,10 @@ def test_mxfp4_experts_load_as_transformers_expands_them(dtype, tmp_path, build_
 )
 def test_configs_that_would_change_the_output_are_refused(edits, message, build_model):
     with pytest.raises(CheckpointError, match=message):
-        build_model(GptOss, {**CONFIG, **edits}, DummySource(torch.float32, torch.device("cpu"), 0, tied=False))
+        build_model(GptOss, {**CONFIG, **edits}, DummySource(torch.float32, torch.device("cpu"), 0))
 
 
 def test_the_older_name_for_experts_of_a_token_counts(build_model):
     config = {k: v for k, v in CONFIG.items() if k != "num_experts_per_tok"} | {"experts_per_token": 2}
-    source = DummySource(torch.float32, torch.device("cpu"), 0, tied=False)
+    source = DummySource(torch.float32, torch.device("cpu"), 0)
     assert build_model(GptOss, config, source).model.mixture.routing.k == 2

@@ -60,7 +60,7 @@ def refuses(build_model, spec, config):
     """What the family says against a config, empty for nothing."""
     target = registry().load_target("model", spec.name)
     try:
-        build_model(target, config, DummySource(torch.float32, torch.device("cpu"), 0, tied=False))
+        build_model(target, config, DummySource(torch.float32, torch.device("cpu"), 0))
     except CheckpointError as error:
         return str(error)
     return ""

@@ -109,7 +109,7 @@ def test_experts_moved_together_with_their_router_rows_change_nothing(family, tm
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_a_window_in_use_that_the_config_leaves_out_is_the_familys(family, build_model):
     target, _, _, sizes = FAMILIES[family]
-    source = DummySource(torch.float32, torch.device("cpu"), 0, tied=False)
+    source = DummySource(torch.float32, torch.device("cpu"), 0)
     config = {**sizes, "use_sliding_window": True}
     layers = build_model(target, config, source, max_model_len=5000).ctx.layers
     assert layers[0].window == 4096
@@ -156,7 +156,7 @@ def test_router_stays_in_float32_beside_bfloat16(family, tmp_path, build_model):
 def test_configs_that_do_not_fit_are_refused_by_name(family, edits, message, build_model):
     target, _, _, sizes = FAMILIES[family]
     with pytest.raises(CheckpointError, match=message):
-        build_model(target, {**sizes, **edits}, DummySource(torch.float32, torch.device("cpu"), 0, tied=False))
+        build_model(target, {**sizes, **edits}, DummySource(torch.float32, torch.device("cpu"), 0))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

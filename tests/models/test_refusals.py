@@ -29,8 +29,8 @@ CONFIG = {
 }
 
 
-def weights(tied=False):
-    return DummySource(torch.float32, torch.device("cpu"), 0, tied=tied)
+def weights():
+    return DummySource(torch.float32, torch.device("cpu"), 0)
 
 
 @pytest.mark.parametrize(

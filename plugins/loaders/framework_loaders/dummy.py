@@ -22,13 +22,13 @@ from framework_loaders.gguf import GgufLoader
 MATRIX_STD = 0.02
 ENDS = re.compile(r"(^|\.)(embed_tokens|lm_head|wte|embed_in|embed_out|word_embeddings)\.weight$")
 ENDS_STD = 2.5  # over sqrt(hidden): logits of unit-RMS hidden states then have a standard deviation of 2.5
-FINAL_NORM = re.compile(r"^(\w+\.)?(norm|ln_f|final_layernorm|final_layer_norm)\.weight$")
+HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
+FINAL_NORM = re.compile(r"^([a-z_]+\.)*(norm|norm_f|ln_f|layer_norm|final_layernorm|final_layer_norm)\.weight$")
+"""Outside of numbered layers."""
 QUANTIZED = ("_blocks", "_scales", "_scale_inv")
 """Ends of names of quantized forms: random bits are no weights."""
-_TIED = ("Gemma", "GPT2", "Cohere")
-"""Beginnings of architectures whose head is the embedding where config.json does not say it."""
 _PLUS_ONE = ("Gemma",)
-"""Of those whose norms hold what is added to 1."""
+"""Beginnings of architectures whose norms hold what is added to 1."""
 
 
 class DummyLoader:
@@ -46,27 +46,27 @@ class DummyLoader:
 
     def open(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, seed: int) -> WeightSource:
         """Weights drawn on `device` from `seed`; equal on every run on the same kind of device."""
-        names = checkpoint.architectures[:1]
-        tied = bool(checkpoint.config.get("tie_word_embeddings", any(name.startswith(_TIED) for name in names)))
-        norm = 0.0 if any(name.startswith(_PLUS_ONE) for name in names) else 1.0
-        return DummySource(dtype, device, seed, tied=tied, norm=norm)
+        holds_more = any(name.startswith(_PLUS_ONE) for name in checkpoint.architectures[:1])
+        return DummySource(dtype, device, seed, norm=0.0 if holds_more else 1.0)
 
 
 class DummySource:
-    """Norms 1, biases 0, matrices N(0, 0.02), embedding and head N(0, 2.5 / sqrt(hidden)).
+    """Norms 1, vectors named `bias` 0, embedding and head N(0, 2.5 / sqrt(hidden)), all else N(0, 0.02): matrices, and
+    what a family has under another name (biases of experts and routers, sinks).
 
-    The final norm of a tied model has a random sign at each place: a head that is the embedding would else find in the
-    hidden state the very token that went in, and every text would repeat its last token.
+    The final norm has a random sign at each place: a head that is the embedding would else find in the hidden state the
+    very token that went in, and every text would repeat its last token.
 
     norm  what the norms of the family hold for a factor of 1
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int, *, tied: bool, norm: float = 1.0) -> None:
-        self.dtype, self.device, self.seed, self.tied, self.norm = dtype, device, seed, tied, norm
+    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int, *, norm: float = 1.0) -> None:
+        self.dtype, self.device, self.seed, self.norm = dtype, device, seed, norm
 
     def has(self, name: str) -> bool:
-        """Any name is there, but for the head of a tied model and quantized forms of a tensor."""
-        return not (self.tied and name.endswith("lm_head.weight")) and not name.endswith(QUANTIZED)
+        """Any name is there, but for quantized forms of a tensor, and for the head: a model that is tied asks whether
+        there is one all the same, and another one takes it without asking."""
+        return not HEAD.search(name) and not name.endswith(QUANTIZED)
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         out = torch.empty(tuple(shape), dtype=dtype or self.dtype, device=self.device)
@@ -74,7 +74,7 @@ class DummySource:
             return out.zero_()
         generator = torch.Generator(self.device).manual_seed(_tensor_seed(self.seed, name))
         if out.ndim == 1 and ("norm" in name or name.endswith(".weight")):
-            if self.tied and FINAL_NORM.match(name):
+            if FINAL_NORM.match(name):
                 return out.random_(0, 2, generator=generator).mul_(2).add_(self.norm - 2)
             return out.fill_(self.norm)
         std = ENDS_STD / shape[-1] ** 0.5 if ENDS.search(name) else MATRIX_STD

@@ -69,7 +69,7 @@ def fast(device, dtype, batch_invariant):
 
 def logits(backend, name, ids):
     target, config = CASES[name]
-    ctx = ModelContext(backend, Random(backend.dtype, backend.device, 0, tied=False), backend.dtype, backend.device, 64)
+    ctx = ModelContext(backend, Random(backend.dtype, backend.device, 0), backend.dtype, backend.device, 64)
     model = target(config, ctx)
     plans = [InDtype(ctx.layers)] * len(ctx.layers)
     ids = torch.tensor(ids, device=backend.device)
