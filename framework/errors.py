@@ -7,7 +7,7 @@ with the numbers on both sides, never one of these.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class FrameworkError(Exception):
@@ -64,6 +64,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` for the nearest known word, or an empty string when none is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def code_is_never_run(config: Mapping[str, object]) -> str:
+    """A sentence for whoever has no model of an architecture, where config.json names code for it; else nothing."""
+    code = config.get("auto_map")
+    if not code:
+        return ""
+    return f" Code that comes with a checkpoint (auto_map={shown(code)}) is never run; write a plugin of it."
 
 
 def in_one_line(text: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from framework.errors import CheckpointError, ConfigError, PluginError
+from framework.errors import CheckpointError, ConfigError, PluginError, code_is_never_run
 from framework.plugins import ANY
 
 if TYPE_CHECKING:
@@ -39,14 +39,9 @@ def _provider(architecture: str, plugins: Registry, checkpoint: Checkpoint) -> C
     try:
         return plugins.provider("model", architecture)
     except PluginError as error:
-        if code := checkpoint.config.get("auto_map"):
-            raise PluginError(
-                f"{error} Code that comes with a checkpoint (auto_map={code!r}) is never run; write a plugin of it"
-            ) from error
         generic = [spec.name for spec in plugins.specs("model") if ANY in spec.provides]
-        if not generic:
-            raise
-        raise PluginError(f"{error} Slower, and for many more architectures: model={generic[0]}") from error
+        way_out = f" Slower, and for many more architectures: model={generic[0]}" if generic else ""
+        raise PluginError(f"{error}{code_is_never_run(checkpoint.config)}{way_out}") from error
 
 
 def check_model(name: str, target: Any, config: Config) -> None:

@@ -148,7 +148,6 @@ REFUSED = {
     "mask": ("DogeForCausalLM", {}, "makes masks of its own"),
     "twice": ("DiffLlamaForCausalLM", {}, "calls an attention function 4 times in 2 layers"),
     "quantized": ("LlamaForCausalLM", {"quantization_config": {"quant_method": "fp8"}}, "is quantized"),
-    "own_code": ("LlamaForCausalLM", {"auto_map": {"AutoModel": "x.y"}}, "brings code of its own"),
     "encoder": ("LlamaForCausalLM", {"is_encoder_decoder": True}, "is an encoder with a decoder"),
     "chunks": (
         "Llama4ForCausalLM",
@@ -163,7 +162,7 @@ def test_what_would_not_be_right_is_refused_by_name(case, build_model):
     import transformers
 
     architecture, edits, message = REFUSED[case]
-    own = {key: value for key, value in edits.items() if key not in ("quantization_config", "auto_map")}
+    own = {key: value for key, value in edits.items() if key != "quantization_config"}
     words = {key: value for key, value in SIZES.items() if value is not None}
     config = getattr(transformers, architecture).config_class(**{**words, **own}).to_dict()
     config = {**config, **edits, "architectures": [architecture]}
@@ -283,6 +282,22 @@ def test_an_architecture_that_is_no_causal_language_model_is_refused(name, build
     source = DummySource(torch.float32, torch.device("cpu"), 1)
     with pytest.raises(CheckpointError, match=f"transformers 5.* has no causal language model {name}"):
         build_model(TransformersModel, {"architectures": [name]}, source)
+
+
+def test_code_that_a_checkpoint_names_is_never_run_and_its_architecture_decides(tmp_path, build_model):
+    expected = saved("stablelm", tmp_path)
+    (tmp_path / "modeling_x.py").write_text("raise SystemExit('run')")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "modeling_x.XConfig", "AutoModelForCausalLM": "modeling_x.StableLmForCausalLM"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with torch.inference_mode():
+        found = ours(build_model, tmp_path).logits(IDS)
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=1e-5)
+    message = (
+        r"has no causal language model XForCausalLM\. Code that .*\(auto_map=\{.*\}\) is never run; write a plugin"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        build_model(TransformersModel, {**config, "architectures": ["XForCausalLM"]}, opened(tmp_path)[1])
 
 
 def test_frequencies_that_follow_the_batch_are_served_as_far_as_they_stay(tmp_path, build_model):

@@ -315,7 +315,7 @@ CHECKPOINTS = {
     "layer types in a number": (config(layer_types=5), "layer_types must be a list of words, got 5"),
     "quantised": (config(quantization_config={"bits": 4}), "quantization_config=.* is not built yet. Use a checkpoint"),
     "code of its own": (config(architectures=["XForCausalLM"], auto_map={"AutoModel": "x"}),
-                        "Code that comes with a checkpoint .auto_map=.* is never run; write a plugin of it"),
+                        "Code that comes with a checkpoint .auto_map=.* is never run; write a plugin of it. Slower, "),
     "code to be run": (config(trust_remote_code=True), "trust_remote_code=True asks for code of the checkpoint's own"),
     "eos that is a word": (config(eos_token_id="end"), "eos_token_id must be a token id or a list of them, got 'end'."),
     "eos below zero": (config(eos_token_id=[3, -1]), "eos_token_id must be a token id or a list of them, got -1."),

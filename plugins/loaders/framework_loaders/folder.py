@@ -69,11 +69,11 @@ def with_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_code(location: Path, config: Mapping[str, Any]) -> None:
     """Raises CheckpointError when the config asks for running Python files that come with the checkpoint.
 
-    One that only names such files (`auto_map`) is served by the plugin of its architecture, if there is one, and by
-    nothing else: the files are never run.
+    One that only names such files (`auto_map`) is served by what has its architecture, if anything has: the files are
+    never run.
     """
     if config.get("trust_remote_code"):
         raise CheckpointError(
             f"{location / 'config.json'}: trust_remote_code={config['trust_remote_code']!r} asks for code of the "
-            "checkpoint's own, which is never run. Take the key out, if a model plugin serves this architecture."
+            "checkpoint's own, which is never run. Take the key out: an architecture that is served is served without."
         )

@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 
-from framework.errors import CheckpointError, class_and_text
+from framework.errors import CheckpointError, class_and_text, code_is_never_run
 from framework.interfaces import ModelContext
 from framework_models.generic.attention import PAGED
 from framework_models.generic.layers import refused
 
 _REFUSED: Mapping[str, str] = {
     "is_encoder_decoder": "is an encoder with a decoder",
-    "auto_map": "brings code of its own, which is not run here",
     "quantization_config": "is quantized",
     "num_kv_shared_layers": "shares keys and values between layers",
 }
@@ -35,8 +34,8 @@ def class_of(config: Mapping[str, Any]) -> tuple[str, Any]:
     made = getattr(transformers, name, None)
     if made is None or name not in set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
         raise CheckpointError(
-            f"model=transformers: transformers {transformers.__version__} has no causal language model {name}. Use a "
-            "checkpoint of one that it has, or a model plugin that serves this one"
+            f"model=transformers: transformers {transformers.__version__} has no causal language model {name}."
+            f"{code_is_never_run(config)} Use a checkpoint of one that it has, or a model plugin that serves this one"
         )
     if getattr(made, "_is_stateful", False):
         raise refused(name, "carries a state from token to token")
