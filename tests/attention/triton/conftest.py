@@ -40,7 +40,7 @@ class Step:
         for (k, v), where in zip(built.past, built.past_slots, strict=True):
             by_slot[where // block_size, where % block_size] = torch.stack((k, v), 1)
         self.kv = kv.to(device)
-        shape = replace(triton_attention.decode_shape(dtype, case.head_dim), **decode)
+        shape = replace(triton_attention.decode_shape(dtype, case.head_dim, 1, 1 << 20), **decode)
         with mock.patch.object(triton_attention, "decode_shape", lambda *_: shape):
             self.attention.bind([spec], [self.kv])
 

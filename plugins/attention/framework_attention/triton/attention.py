@@ -108,7 +108,8 @@ class TritonAttention:
         return KVSpec(shape, self._ctx.dtype, values * self._ctx.dtype.itemsize)
 
     def bind(self, layers: Sequence[LayerSpec], kv: Sequence[Tensor]) -> None:
-        """Raises ConfigError when the layers do not share what a step's plan rests on: one window, one head shape."""
+        """Raises ConfigError when the layers do not share what a step's plan rests on: one window, one head shape; and
+        where the device's programs have too little memory for it."""
         shapes = {(layer.window, layer.num_heads, layer.num_kv_heads, layer.head_dim) for layer in layers}
         if len(shapes) > 1:
             raise ConfigError(
@@ -117,9 +118,9 @@ class TritonAttention:
             )
         self._layers = {spec.index: Layer(spec, tensor) for spec, tensor in zip(layers, kv, strict=True)}
         ((self._window, self._num_heads, self._kv_heads, self._dim),) = shapes
-        self._dim_pad = max(16, triton.next_power_of_2(self._dim))
-        self.decode = decode_shape(self._ctx.dtype, self._dim_pad)
-        self._shared_bytes = _shared_bytes(self._device)
+        self._dim_pad, self._shared_bytes = max(16, triton.next_power_of_2(self._dim)), _shared_bytes(self._device)
+        self._group = triton.next_power_of_2(self._num_heads // self._kv_heads)
+        self.decode = decode_shape(self._ctx.dtype, self._dim_pad, self._group, self._shared_bytes)
         most = self.max_items(np.full(triton.next_power_of_2(self._ctx.max_num_seqs), self._ctx.max_model_len))
         self.whole = WholePrompt(self._ctx, layers)
         self.arrived = torch.zeros(most, self._kv_heads, dtype=torch.int32, device=kv[0].device)
@@ -143,14 +144,13 @@ class TritonAttention:
     def prompt(self, num_keys: int) -> PromptShape:
         """Of a step whose longest prompt has num_keys keys, about; with `batch_invariant` the same for all."""
         if self._ctx.batch_invariant:
-            return invariant_shape(self._ctx.dtype, self._dim_pad, self._shared_bytes)
-        return prompt_shape(self._ctx.dtype, self._dim_pad, self._shared_bytes, num_keys)
+            return invariant_shape(self._ctx.dtype, self._dim_pad, self._group, self._shared_bytes)
+        return prompt_shape(self._ctx.dtype, self._dim_pad, self._group, self._shared_bytes, num_keys)
 
     @property
     def tile_queries(self) -> int:
         """Queries of a prompt's tile."""
-        group = triton.next_power_of_2(self._num_heads // self._kv_heads)
-        return max(1, self.prompt(0).rows // group)
+        return max(1, self.prompt(0).rows // self._group)
 
     @property
     def least(self) -> int:
@@ -274,8 +274,7 @@ class TritonPlan:
         return Paged(bound.kv, self._table)
 
     def _attend_decodes(self, bound: Layer, new: Projected, turning: Turning, out: Tensor) -> None:
-        owner, spec, shape = self._owner, bound.spec, self._owner.decode
-        group = triton.next_power_of_2(bound.group)
+        owner, spec, shape, group = self._owner, bound.spec, self._owner.decode, self._owner._group
         merge = max(1, min(32, _MERGED_VALUES // (group * owner._dim_pad)))
         decode_kernel[(self._num_items * spec.num_kv_heads,)](
             new, turning, self._paged(bound), self._table.stride(0), self._items, self._parts, owner.arrived, out,
@@ -287,8 +286,7 @@ class TritonPlan:
         )  # fmt: skip
 
     def _attend_prompts(self, bound: Layer, new: Projected, turning: Turning, keys: Tensor, out: Tensor) -> None:
-        owner, spec, shape = self._owner, bound.spec, self._prompt
-        group = triton.next_power_of_2(bound.group)
+        owner, spec, shape, group = self._owner, bound.spec, self._prompt, self._owner._group
         prompt_kernel[(self._num_tiles * spec.num_kv_heads,)](
             new, turning, *self._own(keys, new.v), self._paged(bound), self._table.stride(0), self._tiles, out,
             spec.scale, spec.sinks,

@@ -48,7 +48,7 @@ from framework_attention.triton.latent_prompt import (
     gather_kernel,
     latent_prompt_kernel,
 )
-from framework_attention.triton.latent_shapes import absorb_shape, expand_shape, has_room, latent_shape, prompt_shape
+from framework_attention.triton.latent_shapes import LatentShape, absorb_shape, expand_shape, latent_shape, prompt_shape
 from framework_attention.triton.latent_write import New, store_kernel
 
 _SHORT = 64
@@ -136,7 +136,7 @@ class LatentTriton:
         self.ctx, self.device = ctx, device
         self.dot_f32 = is_interpreted or ctx.dtype is torch.float32
         self.is_dependent = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-        self.num_sms = _num_multiprocessors(device)
+        self.num_sms, self.shared_bytes = _num_multiprocessors(device), _shared_bytes(device)
         self.layers: dict[int, Layer] = {}
 
     def kv_spec(self, layer: LayerSpec) -> KVSpec:
@@ -144,7 +144,7 @@ class LatentTriton:
 
     def bind(self, layers: Sequence[LayerSpec], kv: Sequence[Tensor]) -> None:
         """Raises ConfigError when the layers do not share what a step's plan rests on: one number of heads, one latent
-        shape."""
+        shape; and where the device's programs have too little memory for it."""
         shapes = {(layer.num_heads, layer.head_dim, layer.value_dim) for layer in layers}
         if len(shapes) > 1:
             raise ConfigError(
@@ -152,10 +152,13 @@ class LatentTriton:
                 f"{sorted(shapes, key=str)}. Give each a group of its own, or use attention=mla_torch"
             )
         self.layers = {spec.index: Layer(spec, tensor) for spec, tensor in zip(layers, kv, strict=True)}
-        ((self.num_heads, width, _),) = shapes
-        self.shape = latent_shape(self.ctx.dtype, self.num_heads, width, _shared_bytes(self.device))
-        self.prompt = prompt_shape(self.ctx.dtype, _shared_bytes(self.device))
-        self.has_room = has_room(self.ctx.dtype, _shared_bytes(self.device))
+        self.num_heads = layers[0].num_heads
+        self.shape = self._decode_shape(layers[0])
+        self.prompt = prompt_shape(self.ctx.dtype, self.shared_bytes)
+
+    def _decode_shape(self, layer: LayerSpec) -> LatentShape:
+        rank, rope = map(_pad, _sizes(layer))
+        return latent_shape(self.ctx.dtype, layer.num_heads, rank, rope, self.shared_bytes)
 
     @property
     def groups(self) -> int:
@@ -171,15 +174,13 @@ class LatentTriton:
         """The larger of a step that is absorbed as a whole, and one of a decode a row beside prompts in pieces."""
         ctx, (num_tokens, num_heads, value), size = self.ctx, out.shape, out.element_size()
         rank, rope = _sizes(layer)
-        shared = _shared_bytes(self.device)
-        num_parts = self.num_sms * latent_shape(ctx.dtype, num_heads, layer.head_dim, shared).programs_per_sm
-        num_parts += min(num_tokens, _MAX_ABSORBED)
+        num_parts = self.num_sms * self._decode_shape(layer).programs_per_sm + min(num_tokens, _MAX_ABSORBED)
         of_query, of_part = layer.head_dim * size, rank * size + 4
         short = num_tokens if ctx.batch_invariant else min(num_tokens, ctx.max_num_seqs * (_SHORT - 1))
         absorbed = num_heads * (short * of_query + num_parts * of_part)
         if ctx.batch_invariant or num_tokens < _SHORT:
             return absorbed
-        nope, tile = q.shape[2] - rope, prompt_shape(ctx.dtype, shared).tile
+        nope, tile = q.shape[2] - rope, prompt_shape(ctx.dtype, self.shared_bytes).tile
         num_keys = min(_piece(num_heads * (nope + value), tile), ctx.max_num_seqs * (ctx.max_model_len + tile))
         expanded = num_keys * size * (layer.head_dim + num_heads * (nope + value))
         carried = num_tokens * num_heads * (value + 2) * 4
@@ -353,7 +354,9 @@ class LatentTritonPlan:
     def _absorb(self, bound: Layer, step: Step, up_keys: Tensor, some: Absorbed) -> Tensor:
         """[J, H, R + d_rope] of the listed queries; their latents are in their slots."""
         owner, (num_heads, nope, rank) = self._owner, up_keys.shape
-        shape = absorb_shape(some.num_queries, owner.ctx.batch_invariant)
+        shape = absorb_shape(
+            owner.ctx.dtype, _pad(nope), some.num_queries, owner.shared_bytes, is_invariant=owner.ctx.batch_invariant
+        )
         columns = min(shape.columns, _pad(rank))
         out = torch.empty(
             some.num_queries, num_heads, bound.spec.head_dim, dtype=bound.kv.dtype, device=bound.kv.device
@@ -384,7 +387,9 @@ class LatentTritonPlan:
 
     def _expand(self, bound: Layer, up_values: Tensor, some: Absorbed, made: LatentParts, out: Tensor) -> None:
         owner, (num_heads, value, rank) = self._owner, up_values.shape
-        shape = expand_shape(some.num_queries, owner.ctx.batch_invariant, owner.has_room)
+        shape = expand_shape(
+            owner.ctx.dtype, _pad(rank), some.num_queries, owner.shared_bytes, is_invariant=owner.ctx.batch_invariant
+        )
         columns = min(shape.columns, _pad(value))
         grid = triton.cdiv(some.num_queries, shape.queries) * num_heads * triton.cdiv(value, columns)
         expand_kernel[(grid,)](

@@ -1,18 +1,22 @@
 """Tile shapes of latent attention: how much of which kernel a program computes.
 
-Chosen from dtype, heads and the memory of a multiprocessor, and with `batch_invariant` from nothing that a step
-changes. `latent` asks.
+Chosen from dtype, heads and the memory that a program may have, and with `batch_invariant` from nothing that a step
+changes. Sizes are those of tiles, powers of 2. `latent` asks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
-_LARGE, _SMALL = 173_000, 95_000
-"""Bytes of a multiprocessor that the larger tiles take in a short dtype, and two tiles of 32 latents of 576
-with the queries of 16 heads, about."""
+from framework_attention.triton.shapes import first_with_room
+
+_LARGE = 173_000
+"""Bytes that the larger tiles of prompts take in a short dtype, about."""
+_BETWEEN = 8192
+"""Bytes at most, for ranks up to 512, of what a tile of latents passes through between its two products."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +46,33 @@ class ProductShape:
     num_warps: int = 4
 
 
-def latent_shape(dtype: torch.dtype, num_heads: int, width: int, shared_bytes: int) -> LatentShape:
-    """width: values of a key. With 576 in a short dtype and 16 heads two programs fit a multiprocessor, each with two
-    tiles on the way. Tiles of 64 keys leave room for one, which Triton makes wait for every tile. Of many heads 64 in a
-    program are faster than 32, as each tile is read half as often (benchmarks/results/models-h200-2026-11-30.md)."""
+def latent_shape(dtype: torch.dtype, num_heads: int, rank: int, rope: int, shared_bytes: int) -> LatentShape:
+    """rank, rope: values of a key. With 512 + 64 in a short dtype and 16 heads two programs fit a multiprocessor of an
+    H200, each with two tiles on the way. Tiles of 64 keys leave room for one, which Triton makes wait for every tile.
+    Of many heads 64 in a program are faster than 32, as each tile is read half as often
+    (benchmarks/results/models-h200-2026-11-30.md). Raises ConfigError where no tile has room."""
+
+    def num_bytes(shape: LatentShape) -> int:
+        tiles = max(shape.num_stages - 1, 1)
+        return dtype.itemsize * (shape.members + tiles * shape.tile) * (rank + rope) + max(_BETWEEN, 16 * rank)
+
+    shapes = _measured_latent_shapes(dtype, num_heads, rank + rope)
+    return first_with_room(f"attention=mla_triton: a key of {rank} + {rope} values", shapes, num_bytes, shared_bytes)
+
+
+def _measured_latent_shapes(dtype: torch.dtype, num_heads: int, width: int) -> Iterator[LatentShape]:
+    """From the fastest on an H200 to what takes the least memory."""
     if dtype is torch.float32:
-        return LatentShape(16, 16, 8, 1)
-    if shared_bytes < _SMALL or width > 576:
-        return LatentShape(16, 32, 4, 2)
-    if num_heads <= 16:
-        return LatentShape(16, 32, 4, 3)
-    return LatentShape(64, 32, 8, 2) if num_heads >= 64 else LatentShape(32, 32, 8, 3)
+        yield LatentShape(16, 16, 8, 1)
+        return
+    if width <= 576:
+        if num_heads >= 64:
+            yield LatentShape(64, 32, 8, 2)
+        if num_heads > 16:
+            yield LatentShape(32, 32, 8, 3)
+            yield LatentShape(32, 32, 8, 2)
+        yield LatentShape(16, 32, 4, 3)
+    yield LatentShape(16, 32, 4, 2)
 
 
 @dataclass(frozen=True)
@@ -65,37 +85,61 @@ class ExpandedShape:
     num_stages: int
 
 
-def has_room(dtype: torch.dtype, shared_bytes: int) -> bool:
-    """Whether a multiprocessor holds the largest tiles."""
-    return dtype is not torch.float32 and shared_bytes >= _LARGE
-
-
 def prompt_shape(dtype: torch.dtype, shared_bytes: int) -> ExpandedShape:
     """With heads of 192 and values of 128 three tiles of 64 keys and the queries take 170 KiB."""
     if dtype is torch.float32:
         return ExpandedShape(32, 16, 4, 1)
-    return ExpandedShape(128, 64, 8, 3) if has_room(dtype, shared_bytes) else ExpandedShape(64, 32, 4, 2)
+    return ExpandedShape(128, 64, 8, 3) if shared_bytes >= _LARGE else ExpandedShape(64, 32, 4, 2)
 
 
-def absorb_shape(num_queries: int, is_invariant: bool) -> ProductShape:
-    """Many columns a program for many queries: weights are read once a program. On an H200 all shapes that were tried
-    are within 4 percent of the layer's time here, at 1 to 256 queries of DeepSeek-V2-Lite."""
-    if is_invariant or num_queries > 64:
-        return ProductShape(64, 128)
-    return ProductShape(16, 64)
+def absorb_shape(
+    dtype: torch.dtype, nope: int, num_queries: int, shared_bytes: int, *, is_invariant: bool
+) -> ProductShape:
+    """nope: of a head's query, what is not rotated.
+
+    Many columns a program for many queries: weights are read once a program. On an H200 all shapes that were tried are
+    within 4 percent of the layer's time here, at 1 to 256 queries of DeepSeek-V2-Lite. Raises ConfigError where no
+    columns have room.
+    """
+
+    def num_bytes(shape: ProductShape) -> int:
+        return dtype.itemsize * nope * (shape.queries + shape.columns)
+
+    shape = ProductShape(64, 128) if is_invariant or num_queries > 64 else ProductShape(16, 64)
+    what = f"attention=mla_triton: a query of {nope} values before its rotated ones"
+    return first_with_room(what, _narrower(shape), num_bytes, shared_bytes)
 
 
-def expand_shape(num_queries: int, is_invariant: bool, has_room: bool) -> ProductShape:
-    """Few queries have many parts, and many have few. has_room: for the largest tiles, which take 160 KiB.
+def expand_shape(
+    dtype: torch.dtype, rank: int, num_queries: int, shared_bytes: int, *, is_invariant: bool
+) -> ProductShape:
+    """Few queries have many parts, and many have few. Raises ConfigError where no columns have room.
 
     Of DeepSeek-V2-Lite on an H200, microseconds of a layer's attention in a captured step with this shape, and with 16
     queries of one part: 13 and 21 at 1 query, 23 and 25 at 16, 47 at 64 (50 with four queries, 59 with two), 126 and
     129 at 256.
     """
-    if not is_invariant and num_queries > 128 and has_room:
-        return ProductShape(32, 128, num_warps=8)
+
+    def num_bytes(shape: ProductShape) -> int:  # the weight's columns, and two tiles of parts
+        return dtype.itemsize * rank * (shape.columns + 2 * shape.queries * shape.merge)
+
+    shapes = _measured_expand_shapes(dtype, num_queries, is_invariant)
+    return first_with_room(f"attention=mla_triton: a latent of {rank} values", shapes, num_bytes, shared_bytes)
+
+
+def _measured_expand_shapes(dtype: torch.dtype, num_queries: int, is_invariant: bool) -> Iterator[ProductShape]:
+    if not is_invariant and num_queries > 128 and dtype is not torch.float32:
+        yield ProductShape(32, 128, num_warps=8)
     if is_invariant or num_queries > 32:
-        return ProductShape(16, 64)
-    if num_queries > 16:
-        return ProductShape(4, 64, 4)
-    return ProductShape(1, 32, 16) if num_queries <= 4 else ProductShape(2, 64, 8)
+        yield from _narrower(ProductShape(16, 64))
+    elif num_queries > 16:
+        yield from _narrower(ProductShape(4, 64, 4))
+    else:
+        yield from _narrower(ProductShape(1, 32, 16) if num_queries <= 4 else ProductShape(2, 64, 8))
+
+
+def _narrower(shape: ProductShape) -> Iterator[ProductShape]:
+    """The shape, and those of fewer columns down to the 16 of a matrix instruction."""
+    while shape.columns >= 16:
+        yield shape
+        shape = replace(shape, columns=shape.columns // 2)
