@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from .hopper import HOPPER
+from .hopper import HOPPER, absent
 
 COMPILE = (
     HOPPER
@@ -59,3 +59,41 @@ def test_kernels_of_a_layer_compile_and_ask_for_weights_before_they_wait(tmp_pat
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
     kernels = "cap_kernel few_rows_kernel gate_kernel gemv_kernel matrix_kernel norm_kernel rotate_kernel split_kernel"
     assert done.stdout.strip() == kernels, done.stderr[-3000:]
+
+
+FIT = """
+from triton.backends.nvidia.compiler import CUDABackend
+
+CUDABackend.make_ptx = lambda self, src, metadata, *words: metadata.update(name="kernel") or "ptx"
+CUDABackend.make_cubin = lambda *words: b""  # neither is needed to know the memory
+met = set()
+
+
+def compiled(self, *args, grid, warmup, **words):
+    kernel = run(self, *args, grid=grid, warmup=True, **words)
+    assert kernel.metadata.shared <= 101376, f"{self.__name__}{words}: {kernel.metadata.shared} bytes"
+    met.add(self.__name__)
+
+
+JITFunction.run = compiled
+
+from framework_backends.cuda_linear import CudaLinear, InvariantLinear, choose_tiles
+
+for rows, columns in ((4096, 1024), (28672, 4096), (4096, 14336), (151936, 1024), (128256, 4096)):
+    weight = torch.empty(rows, columns, dtype=torch.bfloat16)
+    fast = CudaLinear(weight, None, choose_tiles(weight.dtype, rows, columns), dependent=False)
+    for count in (1, 16, 64):
+        fast(torch.empty(count, columns, dtype=torch.bfloat16))
+    for count in (64, 128):
+        InvariantLinear(weight, None, dependent=False)(torch.empty(count, columns, dtype=torch.bfloat16))
+print(*sorted(met))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("capability", [89, 120])
+def test_dense_products_fit_devices_with_the_least_memory(tmp_path, capability):
+    environment = {"PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    program = absent(capability) + FIT
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "few_rows_kernel gemv_kernel matrix_kernel split_kernel", done.stderr[-3000:]
