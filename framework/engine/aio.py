@@ -39,12 +39,17 @@ _Event = RequestOutput | BaseException
 class _Listener:
     """Who waits for the outputs of one request: the queue belongs to the loop, and is filled there alone.
 
-    asked_at  when: the engine's thread may be amid a step then, and hears of it later
+    asked_at   when: the engine's thread may be amid a step then, and hears of it later
+    has_begun  whether an output was handed over; the engine's thread alone reads and writes it
     """
 
     loop: asyncio.AbstractEventLoop
     asked_at: float = field(default_factory=perf_counter)
+    has_begun: bool = False
     queue: asyncio.Queue[_Event] = field(default_factory=asyncio.Queue)
+
+
+_Due = tuple[_Listener, _Event]
 
 
 class AsyncStream(AsyncIterator[RequestOutput]):
@@ -257,23 +262,28 @@ class AsyncLLM:
         self._go_on()
 
     def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
-        """Hands outputs to the loops that wait for them, one call a loop."""
-        due: dict[asyncio.AbstractEventLoop, list[tuple[_Listener, _Event]]] = defaultdict(list)
+        """Hands outputs to the loops that wait for them, one call a loop.
+
+        First outputs stand before the others: a loop wakes its readers in this order, and whoever has nothing yet would
+        wait until all the others have written what they have.
+        """
+        due: dict[asyncio.AbstractEventLoop, tuple[list[_Due], list[_Due]]] = defaultdict(lambda: ([], []))
         for output in outputs:
             listener = self._listeners.get(output.request_id)
             if listener is not None:
-                due[listener.loop].append((listener, output))
+                due[listener.loop][listener.has_begun].append((listener, output))
+                listener.has_begun = True
                 if output.finished:
                     del self._listeners[output.request_id]
-        for loop, events in due.items():
-            self._hand_over(loop, events)
+        for loop, (first, later) in due.items():
+            self._hand_over(loop, first + later)
 
     def _fail(self, error: BaseException, names: Iterable[str]) -> None:
         for name in names:
             listener = self._listeners.pop(name)
             self._hand_over(listener.loop, [(listener, error)])
 
-    def _hand_over(self, loop: asyncio.AbstractEventLoop, events: Sequence[tuple[_Listener, _Event]]) -> None:
+    def _hand_over(self, loop: asyncio.AbstractEventLoop, events: Sequence[_Due]) -> None:
         try:
             loop.call_soon_threadsafe(_put, events)
         except RuntimeError:  # the loop is closed, with everybody who waited in it
@@ -290,6 +300,6 @@ class AsyncLLM:
             self._engine.close()
 
 
-def _put(events: Iterable[tuple[_Listener, _Event]]) -> None:
+def _put(events: Iterable[_Due]) -> None:
     for listener, event in events:
         listener.queue.put_nowait(event)

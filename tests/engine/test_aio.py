@@ -10,6 +10,7 @@ from contextvars import ContextVar
 import pytest
 
 from framework import AsyncLLM, SamplingParams
+from framework.engine import aio
 from framework.errors import CheckpointError, ConfigError, RequestError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
@@ -58,6 +59,27 @@ def test_outputs_are_cumulative_unless_the_parameters_name_a_kind(llm):
         "delta": [[5], [6], [7], [8]],
         "final": [[5, 6, 7, 8]],
     }
+
+
+def test_readers_who_have_nothing_yet_are_woken_first(llm, monkeypatch):
+    handed = []
+
+    def noted(events):
+        handed.append([output.request_id for _, output in events])
+        return put(events)
+
+    async def main():
+        early = asyncio.create_task(collect(llm, [4], LONG, "early"))
+        while not handed:
+            await asyncio.sleep(0.001)
+        await collect(llm, [5], GREEDY, "late")
+        await early
+
+    put = aio._put
+    monkeypatch.setattr(aio, "_put", noted)
+    run(main())
+    together = [names for names in handed if len(names) > 1]
+    assert together[0] == ["late", "early"] and together[1] == ["early", "late"]
 
 
 def test_default_parameters_and_ids_of_its_own(llm):
