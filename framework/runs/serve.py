@@ -16,7 +16,7 @@ from framework.server import tracing
 from framework.server.app import make_app
 from framework.server.models import model_name
 from framework.server.service import Service
-from framework.server.serving import address_of, allow_connections, bound_socket, make_server
+from framework.server.serving import address_of, allow_connections, bound_socket, make_server, run_first
 from framework.server.tool_calls import parser_for
 
 if TYPE_CHECKING:
@@ -52,5 +52,6 @@ def run(config: Config, args: RunArgs) -> None:
             def ready() -> None:
                 print(f"serving {name} at {address} (page, /v1, /metrics, /docs)", flush=True)
 
+            run_first()
             make_server(make_app(service), service.load, options, ready).run(sockets=[sock])
     print("the server has ended", file=sys.stderr)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import threading
@@ -33,6 +34,9 @@ KEEP_ALIVE_S = 75
 LAST_ANSWERS_S = 5
 """Seconds for what was aborted to tell its clients."""
 POLL_S = 0.02
+NICENESS = -15
+"""Of the event loop's thread, if it may. On two busy cores a stream's first token is read 5.5 ms later than the engine
+knows of it, the way there included, and not 6.5 (medians of 384)."""
 TAKEN_FOR_GONE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 600_000}
 """Whom the system takes for gone: who answers no probe for two minutes, as a machine without power, and who takes
 nothing for ten (milliseconds) of what there is for it. Its request would count as open for ever."""
@@ -73,6 +77,15 @@ def allow_connections() -> None:
     wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def run_first() -> None:
+    """Lets this thread, the event loop's, run before those that compute, where the system allows it: on Linux, with the
+    capability SYS_NICE. They fill all cores for the length of a step, and requests are read and told of amid that. The
+    threads that this one begins are like others again."""
+    with suppress(AttributeError, OSError):
+        os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def address_of(sock: socket.socket) -> str:

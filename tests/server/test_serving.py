@@ -1,14 +1,17 @@
 """The process around the application: its address, and how many connections it may hold."""
 
+import contextlib
+import os
 import resource
 import socket
+import threading
 
 import httpx
 import pytest
 
 from framework.errors import ConfigError
 from framework.server.options import ServerOptions
-from framework.server.serving import address_of, allow_connections, bound_socket
+from framework.server.serving import NICENESS, address_of, allow_connections, bound_socket, run_first
 
 from .here import serving
 
@@ -43,6 +46,43 @@ def test_more_connections_than_the_shell_allows_are_taken():
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(65536, before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def in_a_thread(function):
+    """What `function` answers in a thread that ends: what it sets for itself ends with it."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def niceness():
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def may_run_first():
+    before = niceness()
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), before - 1)
+    return niceness() < before
+
+
+@pytest.mark.skipif(not in_a_thread(may_run_first), reason="this process may not raise a priority")
+def test_event_loop_runs_before_what_computes_and_what_it_begins_does_not():
+    def both():
+        run_first()
+        return niceness(), in_a_thread(niceness)
+
+    assert in_a_thread(both) == (NICENESS, 0) and niceness() > NICENESS
+
+
+def test_server_that_may_not_run_first_runs_like_others(monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "setpriority", refuse)
+    assert in_a_thread(lambda: (run_first(), niceness())[1]) == niceness()
 
 
 def test_draining_server_answers_503_until_what_runs_has_ended(chain):
