@@ -6,7 +6,7 @@
 
 throughput   the same requests at once, from a client's process and by LLM.generate, in turn: tokens a second
 overhead     16 streams at a time, from a client's process and by AsyncLLM in this one, in turn: time to the first
-             token; and of the same streams, what the client waited beyond what the server's engine tells
+             token; and of each stream what its reader waited beyond what the engine tells of it
 connections  1,000 connections that say nothing, and 200 streams at a time: errors, and tokens a CPU second
 Each measurement is a process of its own, the client as well. Medians over the rounds with their spread.
 """
@@ -18,11 +18,13 @@ import asyncio
 import json
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,9 +70,9 @@ def setting(is_tiny: bool, num_requests: int) -> Iterator[Setting]:
         yield Setting([f"model.path={folder}", "sampler.detokenize=false", *words], num_requests, is_tiny)
 
 
-def client(served: Served, work: Sequence[Any], concurrency: int, num_idle: int = 0) -> dict[str, Any]:
-    """The record of a client's process. RuntimeError with what it says if it has none."""
-    asked = {"url": served.url, "model": served.model, "work": work, "concurrency": concurrency, "num_idle": num_idle}
+def client(served: Served, work: Sequence[Any], concurrency: int, **more: float) -> dict[str, Any]:
+    """The record of a client's process. more: num_idle, pause_s. RuntimeError with what it says if it has none."""
+    asked = {"url": served.url, "model": served.model, "work": work, "concurrency": concurrency, **more}
     done = subprocess.run(
         [sys.executable, str(HERE / "serve_client.py")], input=json.dumps(asked), capture_output=True, text=True
     )
@@ -132,61 +134,72 @@ def offline(words: Sequence[str], work: list[tuple[list[int], int]]) -> dict[str
 
 
 NUM_STREAMS = 16
-NUM_TTFT, MAX_PROMPT, MAX_OUTPUT = 96, 32, 16
+NUM_TTFT, MAX_PROMPT, MAX_OUTPUT = 480, 32, 28
+PAUSE_S = 0.1
+"""At most, before a stream begins: about a step. Without it all would begin with the end of a step, of which one in the
+engine's process hears before the next step begins, and one of another process just too late."""
 
 
 def short(given: Setting) -> list[tuple[list[int], int]]:
-    """Requests of short prompts and outputs: what is measured are their beginnings."""
-    return [(prompt[:MAX_PROMPT], min(length, MAX_OUTPUT)) for prompt, length in given.work(NUM_TTFT, 1)]
+    """Requests of short prompts and outputs: what is measured are their beginnings. Outputs differ in length, so that
+    streams end one by one, and who follows does not queue behind 15 others who came in the same moment."""
+    return [(prompt[:MAX_PROMPT], 4 + length % (MAX_OUTPUT - 3)) for prompt, length in given.work(NUM_TTFT, 1)]
 
 
 def overhead(given: Setting, rounds: int) -> list[Figure]:
-    ours: dict[str, list[float]] = {
-        "inside": [],
-        "served": [],
-        "more": [],
-        "beyond inside": [],
-        "beyond": [],
-        "own": [],
-    }
+    names = ("inside", "served", "more", "beyond inside", "beyond", "own")
+    ours: dict[str, list[float]] = {name: [] for name in names}
+    pooled: dict[str, list[float]] = {"inside": [], "served": []}
     for _ in range(rounds):
         record = in_process("inside", given)
-        inside = record["ttft_s"]
         with Served(*given.words) as served:
             client(served, given.work(1), 1)
-            before = _engine_ttft(served)
-            http = checked(client(served, short(given), NUM_STREAMS))["ttft_s"]
-            seconds, count = (now - then for now, then in zip(_engine_ttft(served), before, strict=True))
-        assert count == len(http), f"the engine tells of {count} first tokens, the client of {len(http)}"
-        ours["beyond"].append(1e3 * (sum(http) - seconds) / count)
-        ours["beyond inside"].append(1e3 * (sum(inside) - sum(record["engine_ttft_s"])) / len(inside))
-        ours["own"].append(ours["beyond"][-1] - ours["beyond inside"][-1])
-        for key, values in (("inside", inside), ("served", http)):
-            ours[key].append(1e3 * statistics.median(values))
+            http = checked(client(served, short(given), NUM_STREAMS, pause_s=PAUSE_S))
+            http["beyond_s"] = _beyond_engine(served, http)
+        for key, beyond, of in (("inside", "beyond inside", record), ("served", "beyond", http)):
+            pooled[key] += [1e3 * seconds for seconds in of["ttft_s"]]
+            ours[key].append(1e3 * statistics.median(of["ttft_s"]))
+            ours[beyond].append(1e3 * statistics.median(of["beyond_s"]))
         ours["more"].append(ours["served"][-1] - ours["inside"][-1])
+        ours["own"].append(ours["beyond"][-1] - ours["beyond inside"][-1])
     what = f"p50 TTFT, {NUM_STREAMS} streams at a time"
     return [
         Figure("overhead", f"{what}, AsyncLLM", "ms", ours["inside"]),
         Figure("overhead", f"{what}, over HTTP", "ms", ours["served"]),
         Figure("overhead", "HTTP - AsyncLLM, by round", "ms", ours["more"]),
-        Figure("overhead", "mean TTFT beyond the engine's own, AsyncLLM", "ms", ours["beyond inside"]),
-        Figure("overhead", "mean TTFT beyond the engine's own, over HTTP", "ms", ours["beyond"]),
+        Figure("overhead", "HTTP - AsyncLLM, all rounds, drawn anew", "ms", _differences(**pooled)),
+        Figure("overhead", "p50 of a stream's TTFT beyond its engine's, AsyncLLM", "ms", ours["beyond inside"]),
+        Figure("overhead", "p50 of a stream's TTFT beyond its engine's, over HTTP", "ms", ours["beyond"]),
         Figure("overhead", "the one more than the other, by round", "ms", ours["own"]),
     ]
 
 
-def _engine_ttft(served: Served) -> tuple[float, float]:
-    """Seconds from arrival to first token, summed over all requests so far, and how many they are."""
-    name, found = "framework:time_to_first_token_seconds", served.metrics()
-    return found[f"{name}_sum"], found[f"{name}_count"]
+def _differences(inside: Sequence[float], served: Sequence[float], num_draws: int = 1000) -> list[float]:
+    """Bootstrap: differences of the medians of samples that are drawn out of the measured ones."""
+    rng = random.Random(0)
+    median = statistics.median
+    return [
+        median(rng.choices(served, k=len(served))) - median(rng.choices(inside, k=len(inside)))
+        for _ in range(num_draws)
+    ]
+
+
+def _beyond_engine(served: Served, record: dict[str, Any]) -> list[float]:
+    """Seconds of TTFT of the client's streams beyond what the engine tells of the same request, from its arrival to the
+    first token. It tells of the last ones that ended."""
+    with urllib.request.urlopen(f"{served.url}/live/events", timeout=30) as answer:
+        line = next(line for line in answer if line.startswith(b"data: {"))
+    told = {one["id"]: one["ttft_s"] for one in json.loads(line[6:])["ended"]}
+    pairs = zip(record["ids"], record["ttft_s"], strict=True)
+    return [seconds - told[name] for name, seconds in pairs if name in told]
 
 
 async def inside(words: Sequence[str], work: list[tuple[list[int], int]]) -> dict[str, Any]:
-    """The same streams by AsyncLLM: as many at a time, each of which begins with the end of another."""
+    """The same streams by AsyncLLM: as many at a time, with the same pauses."""
     from framework import AsyncLLM, SamplingParams
 
     ttft_s: list[float] = []
-    engine_ttft_s: list[float] = []
+    beyond_s: list[float] = []
 
     async def one(llm: AsyncLLM, prompt: list[int], length: int) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True, output_kind="delta")
@@ -194,21 +207,22 @@ async def inside(words: Sequence[str], work: list[tuple[list[int], int]]) -> dic
         async for output in llm.generate({"prompt_token_ids": prompt}, params):
             if first is None:
                 first = time.perf_counter()
-                engine_ttft_s.append(output.metrics.ttft)
+                beyond_s.append(first - start - output.metrics.ttft)
         assert first is not None, "a stream without outputs"
         ttft_s.append(first - start)
 
-    async def worker(llm: AsyncLLM, left: Iterator[Any]) -> None:
+    async def worker(llm: AsyncLLM, left: Iterator[Any], pause: random.Random) -> None:
         for prompt, length in left:
+            await asyncio.sleep(pause.uniform(0, PAUSE_S))
             await one(llm, prompt, length)
 
     async with AsyncLLM(overrides=list(words)) as llm:
         await one(llm, *work[0])
         ttft_s.clear()
-        engine_ttft_s.clear()
-        left = iter(work)
-        await asyncio.gather(*(worker(llm, left) for _ in range(NUM_STREAMS)))
-    return {"ttft_s": ttft_s, "engine_ttft_s": engine_ttft_s}
+        beyond_s.clear()
+        left, pause = iter(work), random.Random(0)
+        await asyncio.gather(*(worker(llm, left, pause) for _ in range(NUM_STREAMS)))
+    return {"ttft_s": ttft_s, "beyond_s": beyond_s}
 
 
 # ------------------------------------------------------------------------------------------------------ connections
@@ -225,7 +239,7 @@ def connections(given: Setting, rounds: int) -> list[Figure]:
         with Served(*given.words) as served:
             client(served, given.work(1), 1)
             cpu = served.cpu_s
-            record = checked(client(served, work, NUM_AT_ONCE, NUM_IDLE))
+            record = checked(client(served, work, NUM_AT_ONCE, num_idle=NUM_IDLE))
             if record["num_idle_alive"] != NUM_IDLE:
                 raise RuntimeError(f"{record['num_idle_alive']} of {NUM_IDLE} idle connections were served at the end")
             kept["server"].append(record["num_tokens"] / (served.cpu_s - cpu))
