@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from framework.errors import CheckpointError
+from framework.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -291,7 +291,8 @@ class Routing:
     num_groups   the experts stand in that many groups, of which the best num_chosen_groups alone may be chosen from
     group_score  of a group: its largest score, or the sum of its two largest, bias included
 
-    Of equal scores the lower id goes first. Sources: `framework.layers.experts.route`.
+    Of equal scores the lower id goes first. Raises ConfigError for numbers and words that fit no mixture. Sources:
+    `framework.layers.experts.route`.
     """
 
     k: int
@@ -302,6 +303,43 @@ class Routing:
     num_groups: int = 1
     num_chosen_groups: int = 1
     group_score: Literal["max", "top2"] = "max"
+
+    def __post_init__(self) -> None:
+        if self.scores not in ("softmax", "sigmoid", "selected"):
+            raise ConfigError(f"Routing.scores={self.scores!r} must be softmax, sigmoid or selected")
+        if self.group_score not in ("max", "top2"):
+            raise ConfigError(f"Routing.group_score={self.group_score!r} must be max or top2")
+        if self.k < 1:
+            raise ConfigError(f"Routing.k={self.k} must be at least 1: a token needs an expert")
+        if not 1 <= self.num_chosen_groups <= self.num_groups:
+            raise ConfigError(
+                f"Routing.num_chosen_groups={self.num_chosen_groups} must be at least 1, and at most "
+                f"num_groups={self.num_groups}"
+            )
+
+    def check(self, num_experts: int) -> None:
+        """Raises ConfigError where a mixture of so many experts cannot be routed like this."""
+        groups, size = self.num_groups, num_experts // self.num_groups
+        if num_experts % groups:
+            raise ConfigError(
+                f"Routing.num_groups={groups} does not divide {num_experts} experts, and groups are of one size. "
+                f"Choose a divisor of {num_experts}"
+            )
+        if self.k > self.num_chosen_groups * size:
+            raise ConfigError(
+                f"Routing.k={self.k}: {self.num_chosen_groups} of {groups} groups of {size} experts hold "
+                f"{self.num_chosen_groups * size}. Choose a smaller k, or more groups"
+            )
+        if self.group_score == "top2" and self.num_chosen_groups < groups and size < 2:
+            raise ConfigError(
+                f"Routing.group_score='top2' adds up the two best experts of a group, and {groups} groups of "
+                f"{num_experts} experts have one each. Choose fewer groups, or 'max'"
+            )
+        if self.bias is not None and self.bias.shape != (num_experts,):
+            raise ConfigError(
+                f"Routing.bias has the shape {tuple(self.bias.shape)}, and there are {num_experts} experts. "
+                "Give it one value an expert"
+            )
 
 
 @dataclass(frozen=True)
@@ -662,8 +700,10 @@ class ModelContext:
     experts: dict[str, Experts] = field(default_factory=dict)
 
     def add_experts(self, name: str, weights: ExpertWeights, routing: Routing) -> Experts:
-        """Packs a mixture of experts, and makes its counts known under `name`, which no other one has."""
+        """Packs a mixture of experts, and makes its counts known under `name`, which no other one has. Raises
+        ConfigError for a routing that does not fit it."""
         assert name not in self.experts, name
+        routing.check(len(weights.down))
         packed = self.experts[name] = self.backend.pack_experts(weights, routing)
         return packed
 

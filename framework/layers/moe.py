@@ -112,7 +112,6 @@ class SparseMLP:
         shared: SharedExperts | None = None,
     ) -> None:
         num_experts, hidden_size, _ = weights.down.shape
-        assert routing.k <= num_experts, (routing.k, num_experts)
         name, wide = f"{prefix}.{router}", torch.float32
         weight = ctx.weights.take(f"{name}.weight", (num_experts, hidden_size), wide)
         bias = ctx.weights.take(f"{name}.bias", (num_experts,), wide) if router_bias else None

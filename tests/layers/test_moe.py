@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from framework.errors import CheckpointError
+from framework.errors import CheckpointError, ConfigError
 from framework.interfaces import ExpertWeights, ModelContext, Routing
 from framework.layers import ops
 from framework.layers.experts import ReferenceExperts
@@ -173,3 +173,43 @@ def test_output_of_shared_experts_is_added_by_a_mixture_that_offers_it():
         block = SparseMLP(ctx, "b", experts(), Routing(2), shared=SharedExperts(ctx, "s", H, 6))
         outs.append(block(random(5, H, seed=4), None, Sums())[0])
     torch.testing.assert_close(outs[1], outs[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"k": 0}, r"Routing.k=0 must be at least 1"),
+        ({"scores": "sofmax"}, r"Routing.scores='sofmax' must be softmax, sigmoid or selected"),
+        ({"group_score": "top3"}, r"Routing.group_score='top3' must be max or top2"),
+        ({"num_groups": 0}, r"Routing.num_chosen_groups=1 must be at least 1, and at most num_groups=0"),
+        ({"num_groups": 2, "num_chosen_groups": 3}, r"Routing.num_chosen_groups=3 must .* at most num_groups=2"),
+        ({"num_groups": 2, "num_chosen_groups": 0}, r"Routing.num_chosen_groups=0 must be at least 1"),
+    ],
+)
+def test_a_routing_that_fits_no_mixture_is_refused_where_it_is_made(words, told):
+    with pytest.raises(ConfigError, match=told):
+        Routing(**{"k": 1, **words})
+
+
+@pytest.mark.parametrize(
+    ("routing", "told"),
+    [
+        (Routing(5), r"Routing.k=5: 1 of 1 groups of 4 experts hold 4\. Choose a smaller k"),
+        (Routing(3, num_groups=2), r"Routing.k=3: 1 of 2 groups of 2 experts hold 2\. .* or more groups"),
+        (Routing(1, num_groups=3, num_chosen_groups=2), r"num_groups=3 does not divide 4 experts, .* divisor of 4"),
+        (Routing(1, num_groups=5), r"num_groups=5 does not divide 4 experts"),
+        (Routing(1, num_groups=4, group_score="top2"), r"'top2' adds up .* 4 groups of 4 experts have one each"),
+        (Routing(1, bias=torch.zeros(3)), r"Routing.bias has the shape \(3,\), and there are 4 experts"),
+    ],
+)
+def test_a_routing_that_does_not_fit_the_experts_is_refused_before_they_are_packed(routing, told):
+    ctx = context(Source(**{"b.gate.weight": random(E, H)}))
+    ctx.backend.pack_experts = None
+    with pytest.raises(ConfigError, match=told):
+        SparseMLP(ctx, "b", experts(), routing)
+
+
+def test_a_routing_that_just_fits_is_taken():
+    for routing in (Routing(4), Routing(2, num_groups=2, group_score="top2"), Routing(1, num_groups=4)):
+        routing.check(E)
+    Routing(4, num_groups=4, num_chosen_groups=4, group_score="top2").check(E)  # no group is left out
