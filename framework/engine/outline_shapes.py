@@ -25,10 +25,16 @@ class ShapesAlone(TorchFunctionMode):
     ) -> Any:
         name, kwargs = func.__name__, kwargs or {}
         if name in _WITH_NUMBERS and not kwargs and _is_meta(args[0]) and isinstance(args[1], int | float):
-            return args[0].new_empty(args[0].shape, dtype=torch.result_type(*args))
+            return args[0].new_empty(args[0].shape, dtype=_dtype_of(name, *args))
         if name in ("cat", "concat") and "out" not in kwargs and all(map(_is_meta, args[0])):
             return _concatenated(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _dtype_of(name: str, tensor: Tensor, number: float) -> torch.dtype:
+    dtype = torch.result_type(tensor, number)
+    is_whole = not (dtype.is_floating_point or dtype.is_complex)
+    return torch.get_default_dtype() if name == "div" and is_whole else dtype  # a division of integers gives fractions
 
 
 def _is_meta(value: Any) -> bool:

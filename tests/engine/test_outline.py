@@ -118,7 +118,7 @@ sys.exit("torch._dynamo" in sys.modules)
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64, torch.uint8, torch.complex64])
 def test_shapes_and_dtypes_are_those_that_torch_gives(dtype):
     def answers(device):
         x, y = torch.empty(3, 4, dtype=dtype, device=device), torch.empty(3, 2, dtype=dtype, device=device)
