@@ -32,10 +32,6 @@ SETTINGS = {
     "chunks of 3": ("scheduler.max_num_batched_tokens=3",),
     "chunks of 7 in a small pool": ("scheduler.max_num_batched_tokens=7", "kv_cache.num_blocks=64"),
     "no prefix cache": ("kv_cache.prefix_caching=false", "scheduler.max_num_batched_tokens=16"),
-    "swap": (
-        "scheduler.preemption=swap", "kv_cache.num_blocks=50", "kv_cache.num_swap_blocks=60",
-        "scheduler.max_num_batched_tokens=16",
-    ),
     "async": ("engine.async_scheduling=true", "scheduler.max_num_batched_tokens=8"),
 }  # fmt: skip
 
@@ -61,17 +57,18 @@ class KeepsAll(KVGroups):
 
 
 def tokens_of(llm: LLM, prompts: list[list[int]] = PROMPTS, **params: Any) -> list[list[int]]:
-    wanted = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True, detokenize=False, **params)
+    fixed = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "detokenize": False}
+    wanted = SamplingParams(**{**fixed, **params})
     found = llm.generate([{"prompt_token_ids": ids} for ids in prompts], wanted, use_tqdm=False)
     return [completion.token_ids for one in found for completion in one.outputs]
 
 
-def reference(folder: Path, **params: Any) -> list[list[int]]:
+def reference(folder: Path, prompts: list[list[int]] = PROMPTS, **params: Any) -> list[list[int]]:
     """One request at a time, computed whole, with every block kept."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("framework.scheduler.scheduler.KVGroups", KeepsAll)
         with LLM(folder, overrides=[*WORDS, "kv_cache.prefix_caching=false"]) as llm:
-            return [tokens for ids in PROMPTS for tokens in tokens_of(llm, [ids], **params)]
+            return [tokens for ids in prompts for tokens in tokens_of(llm, [ids], **params)]
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +119,19 @@ def test_windows_that_give_blocks_up_equal_a_manager_that_keeps_all(
         assert tokens_of(llm) == kept_all  # with what the first ones have left in the prefix cache
         stats = llm.engine.stats()
     assert stats["num_free_blocks"] == stats["num_blocks"] - 1
-    if setting == "swap":
-        assert stats["num_swap_outs"]
+
+
+@pytest.mark.parametrize("num_swap_blocks", [0, 60])
+def test_preempted_windows_equal_a_manager_that_keeps_all(num_swap_blocks: int, folder: Path) -> None:
+    """Short prompts and long outputs: all are admitted, and outgrow the pool together."""
+    prompts = [ids[:6] for ids in PROMPTS[1:]]
+    small = ("scheduler.max_num_batched_tokens=16", "kv_cache.num_blocks=64")
+    words = ("scheduler.preemption=swap", f"kv_cache.num_swap_blocks={num_swap_blocks}") if num_swap_blocks else ()
+    with LLM(folder, overrides=[*WORDS, *words, *small]) as llm:
+        found, stats = tokens_of(llm, prompts, max_tokens=60), llm.engine.stats()
+    assert found == reference(folder, prompts, max_tokens=60)
+    assert stats["num_preemptions"] and bool(stats["num_swap_outs"]) == bool(num_swap_blocks)
+    assert stats["num_free_blocks"] == stats["num_blocks"] - 1
 
 
 def test_windows_change_what_the_model_says(folder: Path, kept_all: list[list[int]], monkeypatch: Any) -> None:
