@@ -13,17 +13,22 @@ import os
 import random
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-import aiohttp
+HEAD = (
+    "POST /v1/completions HTTP/1.1\r\nhost: {place}\r\n"
+    "content-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+)
 
 
 class Load:
     """Streams of completions, `concurrency` at a time, while `num_idle` more connections are open and say nothing.
 
-    Each begins with the end of another, or a random time up to `pause_s` later.
+    Each begins with the end of another, or a random time up to `pause_s` later. Spoken is just the HTTP of our server's
+    answers: a library's client takes half a millisecond for a request, which would count as the server's.
     """
 
     def __init__(self, asked: dict[str, Any]) -> None:
@@ -50,42 +55,49 @@ class Load:
 
     async def _streams(self) -> None:
         left = iter(self.work)
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
-            await asyncio.gather(*(self._worker(session, left) for _ in range(self.concurrency)))
+        await asyncio.gather(*(self._worker(left) for _ in range(self.concurrency)))
 
-    async def _worker(self, session: aiohttp.ClientSession, left: Any) -> None:
+    async def _worker(self, left: Iterator[tuple[list[int], int]]) -> None:
+        """Streams one behind another on a connection of its own, which an error ends."""
+        place, connection = urlsplit(self.url), None
         for prompt, num_tokens in left:
             await asyncio.sleep(self.random.uniform(0, self.pause_s))
             try:
-                await self._one(session, prompt, num_tokens)
-            except (aiohttp.ClientError, RuntimeError, TimeoutError) as error:
+                if connection is None:
+                    connection = await asyncio.open_connection(place.hostname, place.port)
+                await self._one(*connection, prompt, num_tokens)
+            except (OSError, EOFError, ValueError, RuntimeError) as error:
                 self.errors.append(f"{type(error).__name__}: {error}")
+                if connection is not None:
+                    connection[1].close()
+                connection = None
+        if connection is not None:
+            connection[1].close()
 
-    async def _one(self, session: aiohttp.ClientSession, prompt: list[int], num_tokens: int) -> None:
+    async def _one(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, prompt: list[int], num_tokens: int
+    ) -> None:
         body = {
             "model": self.model, "prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True,
             "stream": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
-        start, first, usage, name = time.perf_counter(), None, None, ""
-        async with session.post(f"{self.url}/v1/completions", json=body) as answer:
-            if answer.status != 200:
-                raise RuntimeError(f"{answer.status}: {await answer.text()}")
-            async for line in answer.content:
-                if not line.startswith(b"data: {"):
-                    continue
-                self.num_events += 1
-                if first is None:
-                    first = time.perf_counter()
-                if b'"completion_tokens"' in line:
-                    last = json.loads(line[6:])
-                    usage, name = last["usage"], last["id"]
-                if line.startswith(b'data: {"error"'):
-                    raise RuntimeError(line.decode())
+        start, first, last = time.perf_counter(), None, b""
+        sent = json.dumps(body).encode()
+        writer.write(HEAD.format(place=urlsplit(self.url).netloc, length=len(sent)).encode() + sent)
+        head = await reader.readuntil(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200 "):
+            raise RuntimeError(head.decode() + (await reader.read(4096)).decode())
+        while (line := await reader.readuntil(b"\n")) != b"0\r\n":  # the chunk without content ends the answer
+            if line.startswith(b"data: {"):
+                first = first or time.perf_counter()
+                self.num_events, last = self.num_events + 1, line
+        await reader.readuntil(b"\r\n")
+        told = json.loads(last.removeprefix(b"data: ") or "{}")
+        usage = told.get("usage")
         if first is None or usage is None or usage["completion_tokens"] != num_tokens:
-            raise RuntimeError(f"{num_tokens} tokens were asked for, and the stream says {usage}")
+            raise RuntimeError(f"{num_tokens} tokens were asked for, and the stream ends with {last.decode()!r}")
         self.ttft_s.append(first - start)
-        self.ids.append(name)
+        self.ids.append(told["id"])
         self.num_tokens += num_tokens
 
 
