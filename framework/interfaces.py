@@ -722,7 +722,13 @@ class ModelContext:
     ) -> int:
         """Declares an attention layer and returns its index, the `layer` of `AttentionPlan.forward`. Layers of one
         group share kind and window; the engine may split a group, so that groups fill memory alike. A window that holds
-        max_model_len tokens is none: such a layer is one of the group `full`."""
+        max_model_len tokens is none: such a layer is one of the group `full`. Raises ConfigError where KV heads do not
+        share out the heads evenly."""
+        if num_heads % num_kv_heads:
+            raise ConfigError(
+                f"attention layer {len(self.layers)}: num_heads={num_heads} is no multiple of "
+                f"num_kv_heads={num_kv_heads}, and each KV head serves as many heads. Correct the sizes of the model"
+            )
         if window is not None and window >= self.max_model_len:
             group, window = "full", None  # it would hide nothing, and cost a KV group
         spec = LayerSpec(

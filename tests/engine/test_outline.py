@@ -12,7 +12,7 @@ import torch
 
 from framework.engine.outline import layers_of, names_of
 from framework.engine.outline_shapes import ShapesAlone
-from framework.errors import CheckpointError, PluginError
+from framework.errors import CheckpointError, ConfigError, PluginError
 from framework.interfaces import Checkpoint
 from framework_models.llama import Llama
 
@@ -132,6 +132,17 @@ def test_shapes_and_dtypes_are_those_that_torch_gives(dtype):
 def test_concatenation_that_torch_refuses_is_refused():
     with ShapesAlone(), pytest.raises(RuntimeError, match=r"Sizes of tensors must match|size"):
         torch.cat([torch.empty(2, 3, device="meta"), torch.empty(2, 4, device="meta")])
+
+
+def test_heads_that_kv_heads_do_not_share_out_evenly_are_refused():
+    class Uneven(Llama):
+        def attention(self, ctx, dense, index, rotary, **others):
+            return super().attention(ctx, replace(dense, num_kv_heads=3), index, rotary, **others)
+
+    with pytest.raises(
+        ConfigError, match=r"layer 0: num_heads=4 is no multiple of num_kv_heads=3, .* sizes of the model"
+    ):
+        outline(Uneven)
 
 
 def test_what_the_model_refuses_is_told_in_its_own_words():
