@@ -6,6 +6,7 @@ too where it takes them (`interfaces.TakesProjections`); this module never sees 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -77,16 +78,25 @@ class ForwardPass:
         return turn
 
 
+@dataclass(frozen=True)
+class QKNorm:
+    """RMS norms of queries and keys before the rotation (`q_norm`, `k_norm`): of each head, or, is_whole, of all
+    heads of a token together. eps, factor: as of `RMSNorm`."""
+
+    eps: float
+    factor: Factor = "rounded"
+    is_whole: bool = False
+
+
 class Attention:
     """Grouped-query attention of one layer, declared to the backend at construction.
 
-    rotary          how queries and keys are rotated, None for not at all
-    bias            whether q, k and v have one; out_bias: whether the output product has, None for as they
-    qk_norm_eps     not None: q and k are RMS-normalised before the rotation (`q_norm`, `k_norm`)
-    qk_norm_factor  of these norms, as in `RMSNorm`; qk_norm_whole: each is over all heads of a token together
-    is_fused        the checkpoint has q, k and v as one tensor, `qkv_proj`, in this order
-    products        the fused product and the output's, where a family loads them by itself
-    scale           of the scores; None: head_dim ** -0.5
+    rotary    how queries and keys are rotated, None for not at all
+    bias      whether q, k and v have one; out_bias: whether the output product has, None for as they
+    is_fused  the checkpoint has q, k and v as one tensor, `qkv_proj`, in this order
+    products  the fused product and the output's, where a family loads them by itself
+    qk_norm   norms of queries and keys, None for none
+    scale     of the scores; None: head_dim ** -0.5
     window, softcap, sinks as in `interfaces.LayerSpec`; a window as long as max_model_len is none
     """
 
@@ -118,9 +128,7 @@ class Attention:
         rotary: Rotary | None,
         bias: bool = False,
         out_bias: bool | None = None,
-        qk_norm_eps: float | None = None,
-        qk_norm_factor: Factor = "rounded",
-        qk_norm_whole: bool = False,
+        qk_norm: QKNorm | None = None,
         is_fused: bool = False,
         products: tuple[Linear, Linear] | None = None,
         scale: float | None = None,
@@ -135,7 +143,7 @@ class Attention:
         if products is None:
             products = self._load_products(ctx, prefix, hidden_size, bias, out_bias, is_fused)
         self._qkv, self._out = NormedLinear(ctx, products[0]), products[1]
-        self._load_norms(ctx, prefix, qk_norm_eps, qk_norm_factor, qk_norm_whole)
+        self._load_norms(ctx, prefix, qk_norm)
         self.index = ctx.add_layer(
             "full" if window is None else "sliding",
             num_heads,
@@ -168,20 +176,20 @@ class Attention:
         moved = reorder_heads(rotated, self._rotary.order)
         return rows if moved is rotated else torch.cat((moved, values))
 
-    def _load_norms(self, ctx: ModelContext, prefix: str, eps: float | None, factor: Factor, is_whole: bool) -> None:
+    def _load_norms(self, ctx: ModelContext, prefix: str, norm: QKNorm | None) -> None:
         self._q_norm, self._k_norm, self._head_norms = None, None, None
         # a plan normalises single heads, by weights of the model's dtype (`interfaces.HeadNorms`)
-        self._fuses_heads = eps is None or (factor == "rounded" and not is_whole)
-        if eps is None:
+        self._fuses_heads = norm is None or (norm.factor == "rounded" and not norm.is_whole)
+        if norm is None:
             return
-        num_heads, num_kv_heads, _ = self._widths if is_whole else (1, 1, 1)
-        self._q_norm = RMSNorm(ctx, f"{prefix}.q_norm", num_heads * self.head_dim, eps, factor)
-        self._k_norm = RMSNorm(ctx, f"{prefix}.k_norm", num_kv_heads * self.head_dim, eps, factor)
+        num_heads, num_kv_heads, _ = self._widths if norm.is_whole else (1, 1, 1)
+        self._q_norm = RMSNorm(ctx, f"{prefix}.q_norm", num_heads * self.head_dim, norm.eps, norm.factor)
+        self._k_norm = RMSNorm(ctx, f"{prefix}.k_norm", num_kv_heads * self.head_dim, norm.eps, norm.factor)
         if self._rotary is not None:
-            for norm in (self._q_norm, self._k_norm):
-                norm.weight = reorder_heads(norm.weight, self._rotary.order)
+            for each in (self._q_norm, self._k_norm):
+                each.weight = reorder_heads(each.weight, self._rotary.order)
         if self._fuses_heads:
-            self._head_norms = HeadNorms(self._q_norm.weight, self._k_norm.weight, eps)
+            self._head_norms = HeadNorms(self._q_norm.weight, self._k_norm.weight, norm.eps)
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, norm: Norm, step: ForwardPass, wanted: Tensor | None = None

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from framework.errors import CheckpointError
 from framework.interfaces import ModelContext, WeightSource
+from framework.layers.attention import QKNorm
 from framework.layers.decoder import AttentionBlock
 from framework.layers.nested import NESTED, text_config
 from framework.layers.rope import RopeConfig, Rotary, read_rope
@@ -56,8 +57,8 @@ class Gemma3(Gemma2):
         self, ctx: ModelContext, dense: DenseConfig, index: int, rotary: Rotary | None, **others: Any
     ) -> AttentionBlock:
         """Gemma 2's, with norms of heads."""
-        norms = {"qk_norm_eps": dense.rms_norm_eps, "qk_norm_factor": self.norm_factor}
-        return super().attention(ctx, dense, index, rotary, **norms, **others)
+        norm = QKNorm(dense.rms_norm_eps, self.norm_factor)
+        return super().attention(ctx, dense, index, rotary, qk_norm=norm, **others)
 
 
 class Gemma3ForImages(Gemma3):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from framework.interfaces import ModelContext
+from framework.layers.attention import QKNorm
 from framework.layers.decoder import AttentionBlock, DecoderLayer, OutputNormLayer
 from framework.layers.norm import Factor, NoNorm
 from framework.layers.rope import Rotary
@@ -35,5 +36,5 @@ class Olmo2(Llama):
         self, ctx: ModelContext, dense: DenseConfig, index: int, rotary: Rotary | None, **others: Any
     ) -> AttentionBlock:
         """Llama's, with norms over all heads of a token."""
-        norms = {"qk_norm_eps": dense.rms_norm_eps, "qk_norm_factor": self.norm_factor, "qk_norm_whole": True}
-        return super().attention(ctx, dense, index, rotary, **norms, **others)
+        norm = QKNorm(dense.rms_norm_eps, self.norm_factor, is_whole=True)
+        return super().attention(ctx, dense, index, rotary, qk_norm=norm, **others)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from framework.interfaces import ModelContext
+from framework.layers.attention import QKNorm
 from framework.layers.decoder import AttentionBlock, FeedForward
 from framework.layers.moe import SparseMLP, load_experts
 from framework.layers.rope import Rotary
@@ -29,9 +30,8 @@ class Olmoe(Llama):
         self, ctx: ModelContext, dense: DenseConfig, index: int, rotary: Rotary | None, **others: Any
     ) -> AttentionBlock:
         """Llama's, with norms over all heads together."""
-        return super().attention(
-            ctx, dense, index, rotary, qk_norm_eps=dense.rms_norm_eps, qk_norm_whole=True, **others
-        )
+        norm = QKNorm(dense.rms_norm_eps, is_whole=True)
+        return super().attention(ctx, dense, index, rotary, qk_norm=norm, **others)
 
     def feed_forward(self, ctx: ModelContext, dense: DenseConfig, index: int) -> FeedForward:
         """Experts alone."""

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from framework.errors import CheckpointError
 from framework.interfaces import ModelContext
+from framework.layers.attention import QKNorm
 from framework.layers.decoder import AttentionBlock
 from framework.layers.rope import Rotary
 from framework_models.dense import DenseConfig, Family
@@ -35,4 +36,4 @@ class Qwen3(Llama):
         self, ctx: ModelContext, dense: DenseConfig, index: int, rotary: Rotary | None, **others: Any
     ) -> AttentionBlock:
         """Llama's, with norms of heads."""
-        return super().attention(ctx, dense, index, rotary, qk_norm_eps=dense.rms_norm_eps, **others)
+        return super().attention(ctx, dense, index, rotary, qk_norm=QKNorm(dense.rms_norm_eps), **others)
