@@ -95,7 +95,6 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
     """
     from framework.checkpoint import open_checkpoint
     from framework.tokenizer import Tokenizer
-    from framework.worker.request_table import RequestTable
 
     start = perf_counter()
     if loaded is None:
@@ -118,45 +117,45 @@ def choose(config: Config, plugins: Registry, loaded: Loaded | None = None) -> C
     tokenizer = Tokenizer.of(checkpoint) if loaded is None else loaded.tokenizer
     seconds = {"open": opened - start, "tokenizer": perf_counter() - opened}
     eos = eos_token_ids(checkpoint, tokenizer, vocab_size)
-    num_rows = config.scheduler.max_num_seqs + 1
-    table = RequestTable(num_rows, max_model_len, backend.device, backend.step_ops, pools_stay=bool(buckets))
+    table = _table(config, backend, max_model_len, buckets)
     pipeline = _pipeline(config, plugins, backend, table, vocab_size, eos, tokenizer)
     limits = Limits(vocab_size, max_model_len, frozenset(eos), policy.name, config.engine.seed)
     connector = _connector(config, plugins)
     check_connector(connector, model.name, layers, groups)
-    s = config.scheduler
-    scheduler = Part(s.name, *_scheduler(plugins, s.name, s.options))
+    scheduler = _scheduler(config, plugins)
+    admission = _admission(config, plugins, checkpoint, tokenizer, pipeline, limits, scheduler)
+    seconds["total"] = perf_counter() - start
+    return Choice(
+        config=config, checkpoint=checkpoint, loader=loader, max_model_len=max_model_len,
+        max_num_batched_tokens=max_num_batched_tokens, buckets=buckets, block_size=block_size, backend=backend,
+        model=model, layers=layers, groups=groups, attention=attention, scheduler=scheduler,
+        policy=policy.target(policy.options, None), connector=connector,
+        executor=Part.choose(plugins, "executor", config.executor), tokenizer=tokenizer, table=table,
+        pipeline=pipeline, admission=admission, seconds=seconds,
+    )  # fmt: skip
+
+
+def _table(config: Config, backend: Backend, max_model_len: int, buckets: list[Bucket]) -> RequestTable:
+    from framework.worker.request_table import RequestTable
+
+    num_rows = config.scheduler.max_num_seqs + 1
+    return RequestTable(num_rows, max_model_len, backend.device, backend.step_ops, pools_stay=bool(buckets))
+
+
+def _admission(
+    config: Config, plugins: Registry, checkpoint: Checkpoint, tokenizer: Tokenizer | None, pipeline: SamplerPipeline,
+    limits: Limits, scheduler: Part,
+) -> Admission:  # fmt: skip
+    """Admission of requests; the defaults that the config gives them are checked against it."""
     grammars = grammars_of(config, plugins, tokenizer, limits, scheduler)
     admission = Admission(limits, tokenizer, pipeline, default_params(config.sampler.params, checkpoint), grammars)
     check_defaults(admission, config.sampler.params)
-    seconds["total"] = perf_counter() - start
-    return Choice(
-        config=config,
-        checkpoint=checkpoint,
-        loader=loader,
-        max_model_len=max_model_len,
-        max_num_batched_tokens=max_num_batched_tokens,
-        buckets=buckets,
-        block_size=block_size,
-        backend=backend,
-        model=model,
-        layers=layers,
-        groups=groups,
-        attention=attention,
-        scheduler=scheduler,
-        policy=policy.target(policy.options, None),
-        connector=connector,
-        executor=Part.choose(plugins, "executor", config.executor),
-        tokenizer=tokenizer,
-        table=table,
-        pipeline=pipeline,
-        admission=admission,
-        seconds=seconds,
-    )
+    return admission
 
 
-def _scheduler(plugins: Registry, name: str, options: Any) -> tuple[Any, Any]:
-    return plugins.load_target("scheduler", name), plugins.build_options("scheduler", name, options)
+def _scheduler(config: Config, plugins: Registry) -> Part:
+    name, options = config.scheduler.name, config.scheduler.options
+    return Part(name, plugins.load_target("scheduler", name), plugins.build_options("scheduler", name, options))
 
 
 def _connector(config: Config, plugins: Registry) -> Part | None:
