@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -63,16 +64,31 @@ def test_plain_float32_product_is_not_invariant_so_the_check_above_can_fail() ->
     assert not all(torch.equal(PlainLinear(weight, None)(x[:rows]), whole[:rows]) for rows in ROW_COUNTS)
 
 
-def test_padding_is_found_by_measurement() -> None:
-    def needs_four_rows(x: Tensor) -> Tensor:
-        return x.clone() if len(x) % 4 == 0 else x + 1
+def needs_four_rows(x: Tensor) -> Tensor:
+    return x.clone() if len(x) % 4 == 0 else x + 1
 
-    assert cpu_linear.row_padding(needs_four_rows, torch.zeros(8, 8)) == 4
+
+def differs_at_one_row_alone(x: Tensor) -> Tensor:
+    """As a product that has a form of its own for vectors, which rounds a few rows otherwise."""
+    return x + (x[:, :1] > 1.5) if len(x) == 1 else x.clone()
+
+
+def depends_on_places(x: Tensor) -> Tensor:
+    """As one whose blocks are cut by the number of rows."""
+    return x + torch.arange(len(x)).unsqueeze(1) // 16
+
+
+@pytest.mark.parametrize(
+    "product, form",
+    [(needs_four_rows, (4, 256)), (differs_at_one_row_alone, (4, 256)), (depends_on_places, (16, 16))],
+)
+def test_form_is_found_by_measurement(product: Callable[[Tensor], Tensor], form: tuple[int, int]) -> None:
+    assert cpu_linear.invariant_form(product, torch.zeros(8, 8)) == form
 
 
 def test_products_that_no_padding_makes_invariant_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine\.batch_invariant=true: products of torch\.float32.*engine\.dtype"):
-        cpu_linear.row_padding(lambda x: x + len(x), torch.zeros(8, 8))
+        cpu_linear.invariant_form(lambda x: x + torch.rand(1), torch.zeros(8, 8))
 
 
 @pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch was built without oneDNN")
@@ -126,6 +142,6 @@ def test_products_of_many_rows_are_cut_in_invariant_mode() -> None:
             sizes.append(len(x))
             return super().__call__(x)
 
-    product = RowInvariantLinear(Recorded(torch.randn(8, 16), None), 4)
+    product = RowInvariantLinear(Recorded(torch.randn(8, 16), None), 4, 256)
     assert product(torch.randn(600, 16)).shape == (600, 8)
     assert sizes == [256, 256, 88]

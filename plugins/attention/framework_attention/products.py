@@ -19,7 +19,9 @@ from framework.interfaces import LayerSpec
 
 TILE = 64
 """Keys a product of the fixed form covers, at least; tiles start at multiples of it in the request's own positions."""
-_PADS = (1, 4, 8, 16)
+_PADS = (1, 4, 8, 16, 64, 128)
+"""The last ones are for processors with tiles (AMX)."""
+_COUNTS = (1, 2, 3, 4, 6, 9, 16, 17, 33, 48, 64, 100, 129)
 
 
 class Scratch:
@@ -195,10 +197,17 @@ def row_padding(dtype: torch.dtype, head_dim: int, tile: int) -> int:
 
 
 def _agree(left: Tensor, right: Tensor, pad: int) -> bool:
-    whole = torch.bmm(left, right)
-    for rows in (1, 2, 3, 4, 6, 9, 16, 33, 100):
-        part = functional.pad(left[:, 7 : 7 + rows], (0, 0, 0, -rows % pad))
-        for batch in (1, 5, 6):
-            if not torch.equal(torch.bmm(part[:batch], right[:batch])[:, :rows], whole[:batch, 7 : 7 + rows]):
+    """Whether each row of left has the bits that it has in the whole, in any company and at other places."""
+    whole = _padded(left, right, pad)
+    for count in _COUNTS:
+        order = torch.randperm(left.shape[1], generator=torch.Generator().manual_seed(count))
+        for number, rows in enumerate(order.split(count)):
+            batch = (1, 5, 6)[number % 3]
+            if not torch.equal(_padded(left[:batch, rows], right[:batch], pad), whole[:batch, rows]):
                 return False
     return True
+
+
+def _padded(left: Tensor, right: Tensor, pad: int) -> Tensor:
+    rows = left.shape[1]
+    return torch.bmm(functional.pad(left, (0, 0, 0, -rows % pad)), right)[:, :rows]

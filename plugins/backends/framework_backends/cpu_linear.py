@@ -21,9 +21,14 @@ log = logging.getLogger(__name__)
 # size in bfloat16, and slower in float32.
 _TYPICAL_ROWS = 32
 _PACKED_DTYPES = (torch.bfloat16, torch.float32)
-_PADS = (1, 4, 8, 16)
 MAX_ROWS = 256
-"""Rows of one product in invariant mode: no number of rows is used that the probe has not bounded."""
+_FORMS = ((1, MAX_ROWS), (4, MAX_ROWS), (8, MAX_ROWS), (16, MAX_ROWS), (64, MAX_ROWS), (64, 64), (16, 16))
+"""Of products in invariant mode: the number of rows is padded to a multiple of the first, and as many as the second are
+multiplied at once. The last ones have one number of rows, whatever comes: processors with tiles (AMX) need that, where
+the sums of a row depend on its place as well."""
+_COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 31, 33, 64, 100, 129)
+_PROBED = 1 << 22
+"""Results of a product that is probed: rows of large weights are fewer, since each row shows thousands of sums."""
 
 
 class LinearPacker:
@@ -32,7 +37,7 @@ class LinearPacker:
     def __init__(self, batch_invariant: bool) -> None:
         self._batch_invariant = batch_invariant
         self._trusted: dict[tuple[torch.dtype, torch.Size], bool] = {}
-        self._pads: dict[tuple[torch.dtype, torch.Size, bool], int] = {}
+        self._forms: dict[tuple[torch.dtype, torch.Size, bool], tuple[int, int]] = {}
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """A product [T, in] -> [T, out] of weight [out, in]. ConfigError when it cannot be made row-invariant."""
@@ -61,10 +66,10 @@ class LinearPacker:
 
     def _invariant(self, product: PackedLinear | PlainLinear, weight: Tensor) -> Linear:
         key = (weight.dtype, weight.shape, isinstance(product, PackedLinear))
-        if key not in self._pads:
+        if key not in self._forms:
             probe = _probe_weight(weight.dtype, weight.shape)
-            self._pads[key] = row_padding(type(product)(probe, None), probe)
-        return RowInvariantLinear(product, self._pads[key])
+            self._forms[key] = invariant_form(type(product)(probe, None), probe)
+        return RowInvariantLinear(product, *self._forms[key])
 
 
 class PlainLinear:
@@ -94,42 +99,42 @@ class PackedLinear:
 
 
 class RowInvariantLinear:
-    """A product whose rows do not depend on their number: padded to a multiple of `pad`, at most MAX_ROWS at once."""
+    """A product whose rows do not depend on their number or places: padded to a multiple of `pad`, at most `most` at
+    once."""
 
-    __slots__ = ("_pad", "_product")
+    __slots__ = ("_most", "_pad", "_product")
 
-    def __init__(self, product: Linear, pad: int) -> None:
-        self._product, self._pad = product, pad
+    def __init__(self, product: Linear, pad: int, most: int) -> None:
+        self._product, self._pad, self._most = product, pad, most
 
     def __call__(self, x: Tensor) -> Tensor:
-        if len(x) > MAX_ROWS:
-            return torch.cat([self(part) for part in x.split(MAX_ROWS)])
+        if len(x) > self._most:
+            return torch.cat([self(part) for part in x.split(self._most)])
         return _padded(self._product, x, self._pad)
 
 
-def row_padding(product: Linear, weight: Tensor) -> int:
-    """The least row multiple for which a row's bits do not depend on the number of rows, measured on this machine.
-
-    Raises ConfigError when no multiple is good enough.
+def invariant_form(product: Linear, weight: Tensor) -> tuple[int, int]:
+    """(row multiple, most rows at once), the first of `_FORMS` for which a row's bits depend neither on the number of
+    rows nor on its place, measured on this machine. Raises ConfigError when none is good enough.
     """
-    x = _probe_input(weight, MAX_ROWS)
-    for pad in _PADS:
-        if _rows_agree(product, x, pad):
-            return pad
+    x = _probe_input(weight, min(MAX_ROWS, max(32, _PROBED // len(weight))))
+    for pad, most in _FORMS:
+        if _rows_agree(RowInvariantLinear(product, pad, most), x):
+            return pad, most
     raise ConfigError(
         f"engine.batch_invariant=true: products of {weight.dtype} with a weight of {tuple(weight.shape)} differ with "
-        f"the number of rows on this CPU, also when padded to {_PADS[-1]}. Change engine.dtype or set "
+        f"the number of rows on this CPU, also when there are always {_FORMS[-1][0]}. Change engine.dtype or set "
         f"engine.batch_invariant=false."
     )
 
 
-def _rows_agree(product: Linear, x: Tensor, pad: int) -> bool:
+def _rows_agree(product: Linear, x: Tensor) -> bool:
+    """Whether each row of x has the bits that it has in the whole, in any company and at other places."""
     whole = product(x)
-    for rows in (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 31, 33, 64, 100, 129):
-        for begin in (0, 5):
-            part = x[begin : begin + rows]
-            if not torch.equal(_padded(product, part, pad), whole[begin : begin + rows]):
-                return False
+    for count in _COUNTS:
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(count))
+        if not all(torch.equal(product(x[rows]), whole[rows]) for rows in order.split(count)):
+            return False
     return True
 
 
