@@ -97,3 +97,47 @@ def test_dense_products_fit_devices_with_the_least_memory(tmp_path, capability):
     program = absent(capability) + FIT
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == "few_rows_kernel gemv_kernel matrix_kernel split_kernel", done.stderr[-3000:]
+
+
+ONE_ORDER = """
+import re
+
+layouts, loads = {}, []
+
+
+def compiled(self, *args, grid, warmup, **words):
+    kernel = run(self, *args, grid=grid, warmup=True, **words)
+    ir, name = kernel.asm["ttgir"], self.__name__
+    named = dict(re.findall(r"^(#[a-z]+[0-9]*) = (.*)$", ir, re.M))
+    reduced = re.findall(r"^ *[}][)] : [(]tensor<([0-9x]+)xf32, (#[a-z]+[0-9]*)>[)] ->", ir, re.M)
+    layouts[name] = [(shape, named[layout], words["num_warps"]) for shape, layout in reduced]
+    if name == "normed_wide_kernel":
+        lines = kernel.asm["ptx"].splitlines()
+        wait = next(i for i, line in enumerate(lines) if "griddepcontrol.wait" in line)
+        loads.append(next(i for i, line in enumerate(lines) if "ld.global" in line) < wait)
+
+
+JITFunction.run = compiled
+
+from framework_backends.cuda_linear import CudaLinearPacker
+from framework_backends.triton import norms
+
+for columns in (256, 1024, 1536, 2048):
+    product = CudaLinearPacker(False).pack(torch.empty(64, columns), None)
+    product._dependent = True
+    x, factor = torch.empty(4, columns, dtype=torch.bfloat16), torch.empty(columns, dtype=torch.bfloat16)
+    norms.add_rms_norm(x, x.clone(), factor, 1e-6, in_place=True, dependent=True)
+    product.widened(x)
+    product.widened_after_norm(x, x.clone(), factor, 1e-6)
+    apart = layouts["norm_kernel"] + layouts["wide_kernel"]
+    assert len(apart) == 2 and layouts["normed_wide_kernel"] == apart, layouts
+assert all(loads), "weights are asked for behind the wait"
+print(len(loads))
+"""
+
+
+@pytest.mark.full
+def test_a_norm_that_is_taken_along_is_summed_in_the_order_of_its_own_launch(tmp_path):
+    environment = {"PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", HOPPER + ONE_ORDER], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "4", done.stderr[-3000:]
