@@ -275,19 +275,6 @@ def products(device: torch.device) -> None:
         for count in ROW_COUNTS:
             x = normal((count, 136), 3)
             near(packed.widened(x.to(device)), functional.linear(x.float(), wide), 1e-5)
-    _compare_normed(CudaLinearPacker(False).pack(wide.to(device), None), wide, device)
-
-
-def _compare_normed(packed: Any, wide: Tensor, device: torch.device) -> None:
-    """The product of a float32 weight with the norm in front of it."""
-    factor = 1 + normal(wide.shape[1:], 5) / 4
-    for count in (1, 4):
-        x, residual = (normal((count, wide.shape[1]), seed) for seed in (3, 4))
-        for total, given in ((x, None), (x + residual, residual.to(device))):
-            product, normed, stream = packed.widened_after_norm(x.to(device), given, factor.to(device), 1e-5)
-            near(normed, layer_reference.rms_norm(total, factor, 1e-5))
-            near(product, functional.linear(normed.cpu().float(), wide), 1e-5)
-            near(stream, total)
 
 
 def _compare_products(plain: Any, biased: Any, weight: Tensor, bias: Tensor, device: torch.device) -> None:

@@ -181,19 +181,6 @@ class Widens(Protocol):
         """[T, out] float32: the product of x.float(), [T, in], up to the order of its sums; x in any dtype."""
 
 
-@runtime_checkable
-class WidensNormed(Protocol):
-    """Of a product that `Widens` and takes the norm in front of it into its launch, for where others need the
-    normalised rows too; a backend's products need not have it."""
-
-    def widened_after_norm(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(widened(n), n, x + residual) of n = `LayerOps.add_rms_norm`'s rows, [T, in] in x's dtype, with the bits that
-        these have one after the other, for any T; residual None: x is the sum. May reuse the memory of both arguments.
-        """
-
-
 class LayerOps(Protocol):
     """Elementwise operations of a layer that a backend may fuse; the torch reference is `framework.layers.ops`."""
 

@@ -11,16 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from framework.interfaces import (
-    AddsBeside,
-    ExpertWeights,
-    Gates,
-    Linear,
-    ModelContext,
-    Routing,
-    Widens,
-    WidensNormed,
-)
+from framework.interfaces import AddsBeside, ExpertWeights, Gates, Linear, ModelContext, Routing, Widens
 from framework.layers.experts import sigmoid
 from framework.layers.linear import load_linear
 from framework.layers.norm import Norm
@@ -98,25 +89,6 @@ def widening(product: Linear) -> Callable[[Tensor], Tensor]:
     return product.widened if isinstance(product, Widens) else lambda x: product(x.float())
 
 
-class Router:
-    """A float32 product behind the norm in front of a block: in one launch where the backend has that, and the norm is
-    one of those that it takes (`Norm.fusable`)."""
-
-    __slots__ = ("_fused", "_widened")
-
-    def __init__(self, product: Linear) -> None:
-        self._fused = product if isinstance(product, WidensNormed) else None
-        self._widened = widening(product)
-
-    def __call__(self, x: Tensor, residual: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
-        """(logits [T, E] of n = norm(x + residual), n, x + residual); the arguments' memory may be reused."""
-        taken = norm.fusable
-        if taken is not None and self._fused is not None:
-            return self._fused.widened_after_norm(x, residual, taken.weight, taken.eps)
-        x, residual = norm.add(x, residual)
-        return self._widened(x), x, residual
-
-
 class SparseMLP:
     """`layers.decoder.FeedForward` in which each token uses a few of many experts.
 
@@ -143,7 +115,7 @@ class SparseMLP:
         name, wide = f"{prefix}.{router}", torch.float32
         weight = ctx.weights.take(f"{name}.weight", (num_experts, hidden_size), wide)
         bias = ctx.weights.take(f"{name}.bias", (num_experts,), wide) if router_bias else None
-        self._router = Router(ctx.backend.pack_linear(weight, bias))
+        self._router = widening(ctx.backend.pack_linear(weight, bias))
         self._experts = ctx.add_experts(prefix, weights, routing)
         self._adds = self._experts if isinstance(self._experts, AddsBeside) else None
         self._shared = shared
@@ -152,7 +124,8 @@ class SparseMLP:
         self, x: Tensor, residual: Tensor | None, norm: Norm, num_tokens: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """(block of norm(x + residual), x + residual), both [T, H]; the arguments' memory may be reused."""
-        logits, x, residual = self._router(x, residual, norm)
+        x, residual = norm.add(x, residual)
+        logits = self._router(x)
         if self._shared is None:
             return self._experts(x, logits, num_tokens), residual
         if self._adds is not None:

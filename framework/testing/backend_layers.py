@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from framework.interfaces import FusesNorm, Gates, Linear, Widens, WidensNormed
+from framework.interfaces import FusesNorm, Gates, Linear, Widens
 from framework.layers import ops
 from framework.testing.checking import Skipped
 from framework.testing.tolerance import assert_near
@@ -44,28 +44,6 @@ def check_products_in_16_bits(case: BackendCase) -> None:
         assert_near(packed(x.float()), wanted, torch.float32, what, PRODUCT)
         if isinstance(packed, Widens):
             assert_near(packed.widened(x), wanted, torch.float32, f"{what}, widened,", PRODUCT)
-        if isinstance(packed, WidensNormed):
-            _check_widened_after_norm(case, backend, packed)
-
-
-def _check_widened_after_norm(case: BackendCase, backend: Backend, packed: WidensNormed) -> None:
-    """Bits are those of the norm and the product one after the other, so that a token gets the same experts."""
-    assert isinstance(packed, Widens), f"{case.name}: a product widens behind a norm, and not by itself"
-    norm = _random(backend, IN, seed=2)
-    for count in ROWS:
-        x, residual = (_random(backend, count, IN, seed=seed) for seed in (count, 3))
-        normed, stream = backend.layer_ops.add_rms_norm(x.clone(), residual.clone(), norm, EPS)
-        alone = backend.layer_ops.rms_norm(x.clone(), norm, EPS)
-        for given, wanted in (
-            (residual, (packed.widened(normed), normed, stream)),
-            (None, (packed.widened(alone), alone, x)),
-        ):
-            found = packed.widened_after_norm(x.clone(), None if given is None else given.clone(), norm, EPS)
-            for name, one, other in zip(("product", "normalised rows", "stream"), found, wanted, strict=True):
-                assert one.dtype == other.dtype and torch.equal(one, other), (
-                    f"{case.name}: widened_after_norm of {count} rows {'without' if given is None else 'with'} a "
-                    f"residual: the {name} has other bits than without the norm taken along"
-                )
 
 
 def _check_products(case: BackendCase, backend: Backend) -> None:

@@ -11,7 +11,6 @@ from framework.interfaces import ExpertWeights, ModelContext, Routing
 from framework.layers import ops
 from framework.layers.experts import ReferenceExperts
 from framework.layers.moe import SharedExperts, SparseMLP, load_experts
-from framework.layers.norm import RMSNorm
 from framework_loaders.source import ShapedSource
 
 E, H, WIDTH = 4, 8, 6
@@ -152,36 +151,6 @@ def test_gate_of_shared_experts_is_taken_into_the_launch_of_a_product_that_offer
     )
     x = random(5, H, seed=4)
     torch.testing.assert_close(SharedExperts(fusing, "s", H, 6)(x), SharedExperts(plain, "s", H, 6)(x))
-
-
-class Normed:
-    """A router that takes the norm in front of it along, as `interfaces.WidensNormed` says, and tells when it did."""
-
-    def __init__(self, weight, bias=None):
-        self.weight, self.times = weight, 0
-
-    def __call__(self, x):
-        return functional.linear(x, self.weight)
-
-    def widened_after_norm(self, x, residual, weight, eps):
-        self.times += 1
-        total = x if residual is None else x + residual
-        normed = ops.rms_norm(total, weight, eps)
-        return self(normed.float()), normed, total
-
-
-@pytest.mark.parametrize(("factor", "times"), [("rounded", 1), ("wide", 0)])
-def test_norm_is_taken_along_by_a_router_that_offers_it_where_the_norm_is_one_of_those(factor, times):
-    source, outs = {"b.gate.weight": random(E, H, seed=3), "n.weight": random(H, seed=6)}, []
-    x, residual = random(5, H, seed=4), random(5, H, seed=5)
-    for router in (None, Normed(source["b.gate.weight"])):
-        ctx = context(Source(**source))
-        if router is not None:
-            ctx.backend.pack_linear = lambda weight, bias=None, router=router: router
-        block, norm = SparseMLP(ctx, "b", experts(), Routing(2)), RMSNorm(ctx, "n", H, 1e-6, factor)
-        outs.append(block(x.clone(), residual.clone(), norm))
-    torch.testing.assert_close(outs[1], outs[0])
-    assert router.times == times
 
 
 class Beside(ReferenceExperts):

@@ -34,12 +34,6 @@ class Fused:
     def widened(self, x):
         return self(x.float())
 
-    def widened_after_norm(self, x, residual, weight, eps):
-        own = CpuLayerOps()
-        normed, total = (own.rms_norm(x, weight, eps), x) if residual is None else own.add_rms_norm(
-            x, residual, weight, eps)  # fmt: skip
-        return self.widened(normed), normed, total
-
 
 class FusesWell(CpuBackend):
     Product = Fused
@@ -87,11 +81,6 @@ def in_place(self, x, residual, weight, eps):
     return self(ops.rms_norm(total, weight, eps)), total
 
 
-def never_rounded(self, x, residual, weight, eps):
-    _, normed, total = Fused.widened_after_norm(self, x, residual, weight, eps)
-    return self.widened(ops.rms_norm(total.float(), weight.float(), eps)), normed, total
-
-
 def narrow_rms_norm(self, x, weight, eps):
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
@@ -108,10 +97,6 @@ FAULTS = [
      "products in 16 bits", "a product of a float32 weight, widened, is off by"),
     (fuses("NarrowWide", widened=lambda self, x: self(x.float()).to(x.dtype)),
      "products in 16 bits", "widened, is of torch.bfloat16, torch.float32 is wanted"),
-    (fuses("NeverRounds", widened_after_norm=never_rounded),
-     "products in 16 bits", "widened_after_norm of 1 rows with a residual: the product has other bits"),
-    (fuses("LosesTheSum", widened_after_norm=lambda self, x, *given: (*Fused.widened_after_norm(
-        self, x.clone(), *given)[:2], x)), "products in 16 bits", "with a residual: the stream has other bits"),
     (fuses("GatesByTheSecondHalf", gated=lambda self, x: ops.silu_and_mul(self(x).roll(12, -1))),
      FUSED, "gated is off"),
     (fuses("ForgetsTheNorm", after_norm=lambda self, x, residual, weight, eps: (

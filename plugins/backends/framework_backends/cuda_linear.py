@@ -7,7 +7,7 @@ serves both. Batch-invariant products keep one order of summation for any number
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -20,7 +20,7 @@ from framework_backends.triton.launches import is_interpreted, launch_words, lau
 from framework_backends.triton.matrices import matrix_kernel
 from framework_backends.triton.products import Row, Target, few_rows_kernel, gemv_kernel
 from framework_backends.triton.splits import split_kernel
-from framework_backends.triton.wide import normed_wide_kernel, wide_kernel
+from framework_backends.triton.wide import wide_kernel
 
 FEW, SOME = 16, 64
 """Most rows of `few_rows_kernel`, for which those of one matrix instruction cost the same, and of `split_kernel`."""
@@ -34,8 +34,8 @@ class CudaLinearPacker:
         self._dependent = launches_dependent()
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """A product [T, in] -> [T, out] of weight [out, in]; the fast ones have `interfaces.FusesNorm`, `Gates` and
-        `WidensNormed` as well, and all have `Widens`."""
+        """A product [T, in] -> [T, out] of weight [out, in]; the fast ones have `interfaces.FusesNorm` and `Gates` as
+        well, and all have `Widens`."""
         weight = weight.contiguous()
         if self._batch_invariant:
             return InvariantLinear(weight, bias, dependent=self._dependent)
@@ -57,24 +57,16 @@ class WideTiles:
 
 WIDE_TILES = WideTiles(8, 4, 256, warps=4)
 """Of any number of rows where bits are not to depend on it."""
-FEW_WIDE = 4
-"""Most rows of `normed_wide_kernel`, and of which a program of `wide_kernel` has one."""
-_FEW_WIDE_TILES, _MANY_WIDE_TILES = WideTiles(1, 1, 1024, warps=4), WideTiles(8, 8, 128, warps=4)
+_FEW_WIDE, _FEW_WIDE_TILES, _MANY_WIDE_TILES = 4, WideTiles(1, 1, 1024, warps=4), WideTiles(8, 8, 128, warps=4)
 _MOST_WIDE = 1 << 26
 """Pairs of numbers to multiply up to which `wide_kernel` is faster than a library's product of rows in float32."""
 
 
-def choose_wide_tiles(num_rows: int, columns: int) -> WideTiles:
-    """Tiles for so many rows: for very few of them a program has one output of one row, and where a norm may be taken
-    along as many warps as that has, so that sums are made in one order with it and without."""
-    if num_rows <= FEW_WIDE:
-        return replace(_FEW_WIDE_TILES, warps=norms.block_of(columns)[2]) if takes_norm(columns) else _FEW_WIDE_TILES
+def choose_wide_tiles(num_rows: int) -> WideTiles:
+    """Tiles for so many rows: for very few of them a program has one output of one row."""
+    if num_rows <= _FEW_WIDE:
+        return _FEW_WIDE_TILES
     return WIDE_TILES if num_rows <= SOME else _MANY_WIDE_TILES
-
-
-def takes_norm(columns: int) -> bool:
-    """Whether a product of a few rows takes the norm in front of it along: every program reads whole rows for it."""
-    return columns <= norms.BLOCK_VALUES
 
 
 def most_wide_rows(outputs: int, columns: int) -> int:
@@ -93,27 +85,6 @@ def wide_product(x: Tensor, weight: Tensor, bias: Tensor | None, tiles: WideTile
         BK=tiles.columns, num_warps=tiles.warps, **launch_words(pays(dependent, num_rows)),
     )  # fmt: skip
     return y
-
-
-def normed_wide_product(
-    x: Tensor, residual: Tensor | None, factor: Tensor, eps: float, weight: Tensor, bias: Tensor | None,
-    *, dependent: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """(`wide_product` of the normalised rows, these rows, x + residual) of up to FEW_WIDE rows, in one launch."""
-    assert x.stride(1) == 1, f"rows must be contiguous, strides are {x.stride()}"
-    assert residual is None or residual.stride(1) == 1, f"rows must be contiguous, strides are {residual.stride()}"
-    num_rows, (outputs, columns) = len(x), weight.shape
-    tiles, (width, rows, warps) = choose_wide_tiles(num_rows, columns), norms.block_of(columns)
-    assert tiles.rows == tiles.outputs == 1 and tiles.warps == warps, f"{tiles} with a norm of {warps} warps"
-    normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    stream = x if residual is None else torch.empty_like(normed)
-    y = torch.empty(num_rows, outputs, dtype=torch.float32, device=x.device)
-    normed_wide_kernel[(outputs, num_rows)](
-        x, x.stride(0), residual, 0 if residual is None else residual.stride(0), factor, eps, normed, stream, weight,
-        bias, y, num_rows, N=outputs, K=columns, WIDTH=width, ROWS=rows, BK=tiles.columns, num_warps=warps,
-        **launch_words(pays(dependent, num_rows)),
-    )  # fmt: skip
-    return y, normed, stream
 
 
 # -------------------------------------------------------------------------------------------------------- fast products
@@ -216,7 +187,7 @@ def _some_rows(rows: int, columns: int) -> SplitTiles | None:
 
 
 class CudaLinear:
-    """A product that takes its neighbours into its launch: `interfaces.Linear`, `FusesNorm`, `Gates`, `WidensNormed`.
+    """A product that takes its neighbours into its launch: `interfaces.Linear`, `FusesNorm` and `Gates`.
 
     One row takes residual, norm, bias and gate along; 2 to SOME rows bias and gate, behind a launch for the norm. It is
     for one stream at a time, as programs of a launch count one another in memory.
@@ -239,17 +210,7 @@ class CudaLinear:
         """See `interfaces.Widens`."""
         if x.dtype == torch.float32 or not 0 < len(x) <= most_wide_rows(*self._weight.shape):
             return self(x.float())
-        tiles = choose_wide_tiles(len(x), x.shape[1])
-        return wide_product(x, self._weight, self._bias, tiles, dependent=self._dependent)
-
-    def widened_after_norm(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `interfaces.WidensNormed`."""
-        if x.dtype == weight.dtype != torch.float32 and 0 < len(x) <= FEW_WIDE and takes_norm(x.shape[1]):
-            return normed_wide_product(x, residual, weight, eps, self._weight, self._bias, dependent=self._dependent)
-        normed, stream = self._norm(x, residual, weight, eps, in_place=True)
-        return self.widened(normed), normed, stream
+        return wide_product(x, self._weight, self._bias, choose_wide_tiles(len(x)), dependent=self._dependent)
 
     def after_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """See `interfaces.FusesNorm`."""
@@ -286,13 +247,11 @@ class CudaLinear:
             return self._split(tiles, x, gated=gated)
         return self._few(tiles, x, gated=gated)
 
-    def _norm(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, in_place: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         if residual is None:
             return norms.rms_norm(x, weight, eps, dependent=pays(self._dependent, len(x))), x
         dependent = pays(self._dependent, len(x))
-        return norms.add_rms_norm(x, residual, weight, eps, in_place=in_place, dependent=dependent)
+        return norms.add_rms_norm(x, residual, weight, eps, in_place=False, dependent=dependent)
 
     def _one_after_norm(
         self, tiles: RowTiles, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, gated: bool

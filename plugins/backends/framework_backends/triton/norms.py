@@ -37,32 +37,6 @@ def places(view, row):
     return outer.to(tl.int64) * view.outer_stride + (row - outer * view.inner_count) * view.inner_stride
 
 
-@triton.jit
-def stream_at(x, residual, mask, normed):
-    """float32 of what is at pointers x; with pointers residual, of the sum as it is kept in the dtype of `normed`."""
-    values = tl.load(x, mask=mask, other=0.0).to(tl.float32)
-    if residual is not None:
-        carried = tl.load(residual, mask=mask, other=0.0)
-        values = (values + carried.to(tl.float32)).to(normed.dtype.element_ty).to(tl.float32)
-    return values
-
-
-@triton.jit
-def scale_of(values, D: tl.constexpr, eps):
-    """[rows] of values [rows, WIDTH] of D columns, 0 behind them."""
-    return tl.rsqrt(tl.sum(values * values, axis=1) / D + eps)
-
-
-@triton.jit
-def scaled(values, scale, factor, weight, normed):
-    """values * scale * factor: a weight of the dtype of `normed` multiplies what is rounded to it, a wider one
-    multiplies before the only rounding."""
-    values = values * scale
-    if weight.dtype.element_ty == normed.dtype.element_ty:
-        values = values.to(normed.dtype.element_ty).to(tl.float32)
-    return values * factor
-
-
 @triton.jit(do_not_specialize=["num_rows"])
 def norm_kernel(
     x, residual, weight, normed, stream, num_rows, eps,
@@ -78,14 +52,18 @@ def norm_kernel(
     mask = (row < num_rows)[:, None] & (d < D)[None, :]
     factor = tl.load(weight + d, mask=d < D, other=0.0).to(tl.float32)
     wait_for_previous(DEPENDENT)
-    at_x = x.pointer + places(x, row)[:, None] + d[None, :]
-    at_residual = residual.pointer + places(residual, row)[:, None] + d[None, :] if residual is not None else None
-    values = stream_at(at_x, at_residual, mask, normed)
+    values = tl.load(x.pointer + places(x, row)[:, None] + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    dtype = normed.dtype.element_ty
     if residual is not None:
+        carried = tl.load(residual.pointer + places(residual, row)[:, None] + d[None, :], mask=mask, other=0.0)
+        values = (values + carried.to(tl.float32)).to(dtype).to(tl.float32)
         tl.store(stream.pointer + places(stream, row)[:, None] + d[None, :], values, mask=mask)
-    scale = scale_of(values, D, eps)
+    scale = tl.rsqrt(tl.sum(values * values, axis=1) / D + eps)
+    scaled = values * scale[:, None]
+    if weight.dtype.element_ty == dtype:  # a wider weight multiplies before the only rounding
+        scaled = scaled.to(dtype).to(tl.float32)
     at = row.to(tl.int64)[:, None] * D + d[None, :]
-    tl.store(normed + at, scaled(values, scale[:, None], factor[None, :], weight, normed), mask=mask)
+    tl.store(normed + at, scaled * factor[None, :], mask=mask)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, dependent: bool = False) -> Tensor:
@@ -117,17 +95,11 @@ def _launch(
     x: View, residual: View | None, weight: Tensor, normed: Tensor, stream: View | None, eps: float, dependent: bool
 ) -> None:
     size = weight.shape[0]
-    width, rows, warps = block_of(size)
+    width = triton.next_power_of_2(size)
+    rows = max(1, BLOCK_VALUES // width)
     num_rows = normed.numel() // size
     if num_rows:
         norm_kernel[(triton.cdiv(num_rows, rows),)](
-            x, residual, weight, normed, stream, num_rows, eps, D=size, WIDTH=width, ROWS=rows, num_warps=warps,
-            **launch_words(dependent),
+            x, residual, weight, normed, stream, num_rows, eps, D=size, WIDTH=width, ROWS=rows,
+            num_warps=min(16, max(1, rows * width // 256)), **launch_words(dependent),
         )  # fmt: skip
-
-
-def block_of(size: int) -> tuple[int, int, int]:
-    """(columns, rows, warps) of a program for rows of `size`."""
-    width = triton.next_power_of_2(size)
-    rows = max(1, BLOCK_VALUES // width)
-    return width, rows, min(16, rows * width // 256)
