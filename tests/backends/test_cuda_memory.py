@@ -87,7 +87,13 @@ def test_memory_of_a_closed_engine_does_not_hide_what_a_step_takes(monkeypatch: 
 
 
 @pytest.mark.cuda
-def test_what_the_largest_step_takes_at_a_time_is_not_given_away() -> None:
+def test_what_the_largest_step_takes_at_a_time_is_not_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = torch.cuda.get_device_properties(0).total_memory
+
+    def of_this_process(device: torch.device) -> tuple[int, int]:
+        return total - torch.cuda.memory_reserved(device), total
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", of_this_process)  # the device's own counts what others take
     memory, size = CudaMemory(torch.device("cuda")), 64 << 20
     kept = torch.zeros(size, dtype=torch.uint8, device="cuda")
     before = memory.kv_bytes(1, 1, 0.5)
