@@ -10,17 +10,20 @@ from .hopper import HOPPER, absent
 COMPILE = (
     HOPPER
     + """
-assembly = {}
+assembly, shared = {}, {}
 
 
 def compiled(self, *args, grid, warmup, **words):
     kernel = run(self, *args, grid=grid, warmup=True, **words)
-    assembly[self.__name__] = kernel.asm["ptx"].splitlines()
+    assembly[self.__name__], shared[self.__name__] = kernel.asm["ptx"].splitlines(), kernel.metadata.shared
     return kernel
 
 
 JITFunction.run = compiled
 
+from framework.interfaces import ExpertWeights, Routing
+from framework_backends.cuda_device import ProgramMemory
+from framework_backends.cuda_experts import CudaExperts, choose_expert_tiles
 from framework_backends.cuda_linear import CudaLinear, InvariantLinear, choose_tiles
 from framework_backends.triton import activations, norms
 
@@ -36,6 +39,9 @@ norms.add_rms_norm(weight[:32], weight[:32].clone(), factor.float(), 1e-6, in_pl
 activations.gelu_tanh_and_mul(weight[:32], dependent=True)
 activations.soft_cap(weight[:32], 30.0, dependent=True)
 activations.rotate(weight[:32].view(32, 16, 64)[:, :5], cos, cos, dependent=True)
+experts = ExpertWeights(*(torch.zeros(8, *shape, dtype=torch.bfloat16) for shape in ((1536, 1024), (1024, 768))))
+tiles = choose_expert_tiles(torch.bfloat16, 8, 2, ProgramMemory(232448, True), batch_invariant=False)
+CudaExperts(experts, Routing(2), tiles, dependent=True)(weight[:4], torch.zeros(4, 8))
 
 
 def place(name, word):
@@ -47,6 +53,8 @@ for name in ("gemv_kernel", "few_rows_kernel", "split_kernel"):
     assert len(wait) == 1 and loads[0] < wait[0] < loads[-1], f"{name} waits before it asks for weights"
 stores = place("few_rows_kernel", "st.shared")
 assert stores and min(stores) > max(place("few_rows_kernel", "mma.sync")), "operands take a detour"
+for name in ("gemv_kernel", "gated_rows_kernel", "summed_rows_kernel"):  # what is there is for sums over threads
+    assert shared[name] <= 128, f"{name}: numbers go from thread to thread through {shared[name]} bytes"
 assert place("split_kernel", "wgmma.mma_async") and place("matrix_kernel", "wgmma.mma_async")
 print(*sorted(assembly))
 """
@@ -57,7 +65,10 @@ print(*sorted(assembly))
 def test_kernels_of_a_layer_compile_and_ask_for_weights_before_they_wait(tmp_path):
     environment = {"PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
-    kernels = "cap_kernel few_rows_kernel gate_kernel gemv_kernel matrix_kernel norm_kernel rotate_kernel split_kernel"
+    kernels = (
+        "cap_kernel few_rows_kernel gate_kernel gated_rows_kernel gemv_kernel matrix_kernel norm_kernel rotate_kernel "
+        "route_kernel split_kernel summed_rows_kernel"
+    )
     assert done.stdout.strip() == kernels, done.stderr[-3000:]
 
 

@@ -53,7 +53,6 @@ def gated_rows_kernel(
     pair = tl.program_id(1)
     token = pair // CHOICES
     out = tl.program_id(0) * BN + tl.arange(0, BN)
-    n = tl.arange(0, BN)[None, :, None]
     column = tl.arange(0, BK // 8)[:, None, None] * 4 + tl.arange(0, 4)[None, None, :]
     wait_for_previous(DEPENDENT)
     if token >= real_tokens(num_tokens, T):
@@ -63,17 +62,17 @@ def gated_rows_kernel(
     gates = ()
     ups = ()
     for cut in tl.static_range(CUTS if CUTS < AHEAD else AHEAD):
-        place = cut * (BK // 2) + column
-        gates = gates + (weight_pairs(expert, first, n, place, begin + N, K, EVEN_N, EVEN_K),)
-        ups = ups + (weight_pairs(expert, first + N, n, place, begin + 2 * N, K, EVEN_N, EVEN_K),)
+        place = cut * (BK // 2)
+        gates = gates + (weight_pairs(expert, first, place, begin + N, K, BN, BK, EVEN_N, EVEN_K),)
+        ups = ups + (weight_pairs(expert, first + N, place, begin + 2 * N, K, BN, BK, EVEN_N, EVEN_K),)
     gate = tl.zeros((BK // 8, BN, 4), tl.float32)
     up = tl.zeros((BK // 8, BN, 4), tl.float32)
     row = x + token.to(tl.int64) * stride
     for cut in tl.static_range(CUTS):
         if cut + AHEAD < CUTS:
-            place = (cut + AHEAD) * (BK // 2) + column
-            gates = gates + (weight_pairs(expert, first, n, place, begin + N, K, EVEN_N, EVEN_K),)
-            ups = ups + (weight_pairs(expert, first + N, n, place, begin + 2 * N, K, EVEN_N, EVEN_K),)
+            place = (cut + AHEAD) * (BK // 2)
+            gates = gates + (weight_pairs(expert, first, place, begin + N, K, BN, BK, EVEN_N, EVEN_K),)
+            ups = ups + (weight_pairs(expert, first + N, place, begin + 2 * N, K, BN, BK, EVEN_N, EVEN_K),)
         values = pairs_at(row, cut * (BK // 2) + column, K, EVEN_K)
         low = low_of(values, dtype)
         high = high_of(values, dtype)
@@ -102,7 +101,6 @@ def summed_rows_kernel(
     dtype: tl.constexpr = expert.weight.dtype.element_ty
     token = tl.program_id(1)
     out = tl.program_id(0) * BN + tl.arange(0, BN)
-    n = tl.arange(0, BN)[None, :, None]
     column = tl.arange(0, BK // 8)[:, None, None] * 4 + tl.arange(0, 4)[None, None, :]
     into = y + token.to(tl.int64) * N + out
     wait_for_previous(DEPENDENT)
@@ -117,18 +115,18 @@ def summed_rows_kernel(
     pieces = ()
     for cut in tl.static_range(CHOICES * CUTS if CHOICES * CUTS < AHEAD else AHEAD):
         begin = begins[cut // CUTS]
-        place = (cut % CUTS) * (BK // 2) + column
+        place = (cut % CUTS) * (BK // 2)
         first = begin + tl.program_id(0) * BN
-        pieces = pieces + (weight_pairs(expert, first, n, place, begin + N, K, EVEN_N, EVEN_K),)
+        pieces = pieces + (weight_pairs(expert, first, place, begin + N, K, BN, BK, EVEN_N, EVEN_K),)
     total = tl.zeros((BK // 8, BN, 4), tl.float32)
     bias = tl.zeros((BN,), tl.float32)
     for choice in tl.static_range(CHOICES):
         for cut in tl.static_range(CUTS):
             if choice * CUTS + cut + AHEAD < CHOICES * CUTS:
                 begin = begins[(choice * CUTS + cut + AHEAD) // CUTS]
-                place = ((cut + AHEAD) % CUTS) * (BK // 2) + column
+                place = ((cut + AHEAD) % CUTS) * (BK // 2)
                 first = begin + tl.program_id(0) * BN
-                pieces = pieces + (weight_pairs(expert, first, n, place, begin + N, K, EVEN_N, EVEN_K),)
+                pieces = pieces + (weight_pairs(expert, first, place, begin + N, K, BN, BK, EVEN_N, EVEN_K),)
             row = x + (token * CHOICES + choice).to(tl.int64) * K
             values = pairs_at(row, cut * (BK // 2) + column, K, EVEN_K)
             low = low_of(values, dtype) * factors[choice]

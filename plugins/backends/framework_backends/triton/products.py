@@ -65,13 +65,25 @@ def pairs_at(pointer, place, K: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.jit
-def weight_pairs(target, first, n, place, limit, K: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr):
-    """Pairs of the weight's rows first + n; as `pairs_at`."""
+def weight_pairs(
+    target, first, begin, limit, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN_N: tl.constexpr,
+    EVEN_K: tl.constexpr,
+):  # fmt: skip
+    """[BK / 8, BN, 4] pairs of BN rows of the weight from `first` on, BK columns from pair `begin` on; as `pairs_at`.
+
+    Loaded as rows of four pairs, one below the other, so that it is plain how threads are laid over them: along the
+    columns. Of a tile of three axes versions of Triton decide that differently.
+    """
+    four = tl.arange(0, BN * (BK // 8))[:, None]
+    n = four // (BK // 8)
+    place = begin + four % (BK // 8) * 4 + tl.arange(0, 4)[None, :]
     pointer = target.weight.to(tl.pointer_type(tl.uint32)) + first.to(tl.int64) * (K // 2) + (n * (K // 2) + place)
     if EVEN_N and EVEN_K:
-        return tl.load(pointer, eviction_policy="evict_first")
-    mask = (first + n < limit) & (place < K // 2)
-    return tl.load(pointer, mask=mask, other=0, eviction_policy="evict_first")
+        pairs = tl.load(pointer, eviction_policy="evict_first")
+    else:
+        mask = (first + n < limit) & (place < K // 2)
+        pairs = tl.load(pointer, mask=mask, other=0, eviction_policy="evict_first")
+    return tl.permute(tl.reshape(pairs, (BN, BK // 8, 4)), (1, 0, 2))
 
 
 @triton.jit
@@ -90,6 +102,13 @@ def high_of(pair, dtype: tl.constexpr):
         return (pair & 0xFFFF0000).to(tl.float32, bitcast=True)
     else:
         return (pair >> 16).to(tl.uint16).to(dtype, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def pairs_of(low, high, dtype: tl.constexpr):
+    """The pairs of which these are the first and the second, in float32 with no more bits than the dtype has."""
+    first = low.to(dtype).to(tl.uint16, bitcast=True).to(tl.uint32)
+    return first | (high.to(dtype).to(tl.uint16, bitcast=True).to(tl.uint32) << 16)
 
 
 @triton.jit
@@ -121,16 +140,15 @@ def gemv_kernel(
     EVEN_N: tl.constexpr = N % BN == 0
     dtype: tl.constexpr = target.weight.dtype.element_ty
     first = tl.program_id(0) * BN
-    n = tl.arange(0, BN)[None, :, None]
     # Threads are laid along the first axis, and have of the row what they have of the weight.
     pair = tl.arange(0, BK // 8)[:, None, None] * 4 + tl.arange(0, 4)[None, None, :]
     gates = ()
     ups = ()
     for cut in tl.static_range(CUTS if CUTS < AHEAD else AHEAD):
-        place = cut * (BK // 2) + pair
-        gates = gates + (weight_pairs(target, first, n, place, N, K, EVEN_N, EVEN_K),)
+        begin = cut * (BK // 2)
+        gates = gates + (weight_pairs(target, first, begin, N, K, BN, BK, EVEN_N, EVEN_K),)
         if GATED:
-            ups = ups + (weight_pairs(target, first + N, n, place, N * 2, K, EVEN_N, EVEN_K),)
+            ups = ups + (weight_pairs(target, first + N, begin, N * 2, K, BN, BK, EVEN_N, EVEN_K),)
     wait_for_previous(DEPENDENT)
     lows = ()
     highs = ()
@@ -147,8 +165,8 @@ def gemv_kernel(
                 low = rounded(low + low_of(carried, dtype), row.x)
                 high = rounded(high + high_of(carried, dtype), row.x)
                 if tl.program_id(0) == 0:
-                    tl.store(row.stream + place * 2, low, mask=place < K // 2)
-                    tl.store(row.stream + place * 2 + 1, high, mask=place < K // 2)
+                    stream = row.stream.to(tl.pointer_type(tl.uint32)) + place
+                    tl.store(stream, pairs_of(low, high, dtype), mask=place < K // 2)
             squares += low * low + high * high
             lows = lows + (low,)
             highs = highs + (high,)
@@ -157,10 +175,10 @@ def gemv_kernel(
     up = tl.zeros((BK // 8, BN, 4), tl.float32)
     for cut in tl.static_range(CUTS):
         if cut + AHEAD < CUTS:
-            place = (cut + AHEAD) * (BK // 2) + pair
-            gates = gates + (weight_pairs(target, first, n, place, N, K, EVEN_N, EVEN_K),)
+            begin = (cut + AHEAD) * (BK // 2)
+            gates = gates + (weight_pairs(target, first, begin, N, K, BN, BK, EVEN_N, EVEN_K),)
             if GATED:
-                ups = ups + (weight_pairs(target, first + N, n, place, N * 2, K, EVEN_N, EVEN_K),)
+                ups = ups + (weight_pairs(target, first + N, begin, N * 2, K, BN, BK, EVEN_N, EVEN_K),)
         place = cut * (BK // 2) + pair
         if row.norm is not None:
             factor = pairs_at(row.norm, place, K, EVEN_K)
@@ -184,31 +202,32 @@ def gemv_kernel(
 
 
 @triton.jit
-def columns(SPLIT: tl.constexpr, BLOCKS: tl.constexpr):
-    """[4, 1, SPLIT, BLOCKS, 1, 8]: columns of a piece. A warp has BLOCKS times 32 neighbours, a thread 8 of each 32."""
-    quarter = tl.arange(0, 4)[:, None, None, None, None, None] * 8
-    warp = tl.arange(0, SPLIT)[None, None, :, None, None, None] * (BLOCKS * 32)
-    block = tl.arange(0, BLOCKS)[None, None, None, :, None, None] * 32
-    return warp + block + quarter + tl.arange(0, 8)[None, None, None, None, None, :]
+def columns(tile, SPLIT: tl.constexpr, BLOCKS: tl.constexpr):
+    """[n, 8] columns of a piece. A warp has BLOCKS times 32 neighbours, a thread 8 of each 32.
+
+    tile  [n, 1] eights of a tile, one below the other as threads, warps and then what a thread holds are laid over
+          them: of a tile of six axes versions of Triton decide that differently
+    """
+    quarter, warp, block = tile % 4, tile // 32 % SPLIT, tile // (32 * SPLIT) % BLOCKS
+    return warp * (BLOCKS * 32) + block * 32 + quarter * 8 + tl.arange(0, 8)[None, :]
 
 
 @triton.jit
-def rows_of_tile(ROWS: tl.constexpr):
-    """[1, 8, 1, 1, ROWS / 8, 1]: rows of a tile."""
-    eights = tl.arange(0, ROWS // 8)[None, None, None, None, :, None] * 8
-    return tl.arange(0, 8)[None, :, None, None, None, None] + eights
+def rows_of_tile(tile, SPLIT: tl.constexpr, BLOCKS: tl.constexpr):
+    """[n, 1] rows of a tile, which is as in `columns`."""
+    return tile // 4 % 8 + tile // (32 * SPLIT * BLOCKS) * 8
 
 
 @triton.jit
 def operand(tile, ROWS: tl.constexpr, SPLIT: tl.constexpr, BLOCKS: tl.constexpr):
-    """A tile [4, 8, SPLIT, BLOCKS, ROWS / 8, 8] as an operand [SPLIT, ROWS, BLOCKS * 32] of a matrix product.
+    """A tile [n, 8] of ROWS rows as an operand [SPLIT, ROWS, BLOCKS * 32] of a matrix product.
 
     The matrix units want of each thread pairs of columns that lie apart, memory gives eight neighbours at a time. Any
     order of columns gives the same product when both operands have it, so the eight neighbours of a thread stand where
     the units expect that thread's pairs: operands go from memory to registers and nowhere else.
     """
-    tile = tl.reshape(tile, (4, 8, SPLIT, BLOCKS, ROWS // 8, 2, 2, 2))
-    return tl.reshape(tl.permute(tile, (2, 4, 1, 3, 5, 6, 0, 7)), (SPLIT, ROWS, BLOCKS * 32))
+    tile = tl.reshape(tile, (ROWS // 8, BLOCKS, SPLIT, 8, 4, 2, 2, 2))
+    return tl.reshape(tl.permute(tile, (2, 0, 3, 1, 5, 6, 4, 7)), (SPLIT, ROWS, BLOCKS * 32))
 
 
 @triton.jit
@@ -217,8 +236,9 @@ def weight_tile(
     GATED: tl.constexpr,
 ):  # fmt: skip
     """Weights of BN outputs from `first` on, as a tile; gated: of BN / 2, gate and up rows in turn."""
-    n = rows_of_tile(BN)
-    k = cut * (SPLIT * BLOCKS * 32) + columns(SPLIT, BLOCKS)
+    tile = tl.arange(0, BN * SPLIT * BLOCKS * 4)[:, None]
+    n = rows_of_tile(tile, SPLIT, BLOCKS)
+    k = cut * (SPLIT * BLOCKS * 32) + columns(tile, SPLIT, BLOCKS)
     inside = first + n < N
     EVEN_N: tl.constexpr = N % (BN // 2 if GATED else BN) == 0
     if GATED:
@@ -233,8 +253,9 @@ def weight_tile(
 @triton.jit
 def source_tile(x, stride, cut, T, K: tl.constexpr, M: tl.constexpr, SPLIT: tl.constexpr, BLOCKS: tl.constexpr):
     """Rows of x as a tile, 0 from row T on."""
-    m = rows_of_tile(M)
-    k = cut * (SPLIT * BLOCKS * 32) + columns(SPLIT, BLOCKS)
+    tile = tl.arange(0, M * SPLIT * BLOCKS * 4)[:, None]
+    m = rows_of_tile(tile, SPLIT, BLOCKS)
+    k = cut * (SPLIT * BLOCKS * 32) + columns(tile, SPLIT, BLOCKS)
     if K % (SPLIT * BLOCKS * 32) == 0:
         return tl.load(x + (m * stride + k), mask=m < T, other=0.0)
     return tl.load(x + (m * stride + k), mask=(m < T) & (k < K), other=0.0)
