@@ -15,13 +15,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 HEAD = (
     "POST /v1/completions HTTP/1.1\r\nhost: {place}\r\n"
     "content-type: application/json\r\ncontent-length: {length}\r\n\r\n"
 )
+GOOD, EVENT, LAST_CHUNK = b"HTTP/1.1 200 ", b"data: {", b"0\r\n\r\n"
 
 
 class Load:
@@ -64,41 +65,75 @@ class Load:
             await asyncio.sleep(self.random.uniform(0, self.pause_s))
             try:
                 if connection is None:
-                    connection = await asyncio.open_connection(place.hostname, place.port)
-                await self._one(*connection, prompt, num_tokens)
-            except (OSError, EOFError, ValueError, RuntimeError) as error:
+                    loop = asyncio.get_running_loop()
+                    _, connection = await loop.create_connection(Connection, place.hostname, place.port)
+                await self._one(connection, prompt, num_tokens)
+            except (OSError, ValueError, RuntimeError) as error:
                 self.errors.append(f"{type(error).__name__}: {error}")
                 if connection is not None:
-                    connection[1].close()
+                    connection.transport.close()
                 connection = None
         if connection is not None:
-            connection[1].close()
+            connection.transport.close()
 
-    async def _one(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, prompt: list[int], num_tokens: int
-    ) -> None:
+    async def _one(self, connection: Connection, prompt: list[int], num_tokens: int) -> None:
         body = {
             "model": self.model, "prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True,
             "stream": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
-        start, first, last = time.perf_counter(), None, b""
-        sent = json.dumps(body).encode()
-        writer.write(HEAD.format(place=urlsplit(self.url).netloc, length=len(sent)).encode() + sent)
-        head = await reader.readuntil(b"\r\n\r\n")
-        if not head.startswith(b"HTTP/1.1 200 "):
-            raise RuntimeError(head.decode() + (await reader.read(4096)).decode())
-        while (line := await reader.readuntil(b"\n")) != b"0\r\n":  # the chunk without content ends the answer
-            if line.startswith(b"data: {"):
-                first = first or time.perf_counter()
-                self.num_events, last = self.num_events + 1, line
-        await reader.readuntil(b"\r\n")
-        told = json.loads(last.removeprefix(b"data: ") or "{}")
+        start, sent = time.perf_counter(), json.dumps(body).encode()
+        head = HEAD.format(place=urlsplit(self.url).netloc, length=len(sent)).encode()
+        answer = await connection.ask(head + sent)
+        if not answer.startswith(GOOD):
+            raise RuntimeError(answer.decode())
+        events = [line for line in answer.split(b"\n") if line.startswith(EVENT)]
+        told = json.loads(events[-1].removeprefix(b"data: ")) if events else {}
         usage = told.get("usage")
-        if first is None or usage is None or usage["completion_tokens"] != num_tokens:
-            raise RuntimeError(f"{num_tokens} tokens were asked for, and the stream ends with {last.decode()!r}")
-        self.ttft_s.append(first - start)
+        if usage is None or usage["completion_tokens"] != num_tokens:
+            raise RuntimeError(f"{num_tokens} tokens were asked for, and the stream ends with {answer[-400:]!r}")
+        self.ttft_s.append(connection.first - start)
         self.ids.append(told["id"])
+        self.num_events += len(events)
         self.num_tokens += num_tokens
+
+
+class Connection(asyncio.Protocol):
+    """One answer at a time, kept as it comes and read when it is whole: what a client does meanwhile takes time from
+    the steps that it waits for. first: when the first event came."""
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self.first = 0.0
+        self._answer = bytearray()
+        self._whole: asyncio.Future[bytes] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    async def ask(self, request: bytes) -> bytes:
+        """The answer, chunks and all. ConnectionError when the connection ends before it is whole."""
+        self.first, self._answer = 0.0, bytearray()
+        self._whole = asyncio.get_running_loop().create_future()
+        self.transport.write(request)
+        return await self._whole
+
+    def data_received(self, data: bytes) -> None:
+        if not self.first and EVENT in data:
+            self.first = time.perf_counter()
+        self._answer += data
+        if self._answer.endswith(LAST_CHUNK) or not self._answer.startswith(GOOD[: len(self._answer)]):
+            self._end(bytes(self._answer))  # an error is told as far as it has come, and no more read
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end(error or ConnectionError("the connection was closed amid an answer"))
+
+    def _end(self, how: bytes | Exception) -> None:
+        if self._whole is not None and not self._whole.done():
+            if isinstance(how, Exception):
+                self._whole.set_exception(how)
+            else:
+                self._whole.set_result(how)
 
 
 async def _answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
