@@ -90,17 +90,16 @@ class KVGroups:
         whole = num_computed // self.block_size * self.block_size
         return [b for g in self.sliding for b in blocks[g][: self.first_needed(g, whole)] if b != NULL_BLOCK]
 
-    def most_columns(self, group: int, span: int) -> int:
-        """Blocks of a group with a window that a request holds at a time, of which a step computes `span` at most."""
-        return self.run_length(group) + self._num_blocks(span - 1) + 1
+    def most_columns(self, group: int, tokens: range, span: int) -> int:
+        """Blocks of a group with a window that a request holds at a time while its `tokens` are computed, of which a
+        step computes `span` at most."""
+        before = self.first_needed(group, tokens.start // self.block_size * self.block_size)
+        return min(self._num_blocks(tokens.stop) - before, self.run_length(group) + self._num_blocks(span - 1) + 1)
 
     def most_blocks(self, num_tokens: int, span: int) -> int:
         """Blocks of all groups that a request of num_tokens tokens holds at a time."""
-        every = self._num_blocks(num_tokens)
-        return sum(
-            every if window is None else min(every, self.most_columns(g, span))
-            for g, window in enumerate(self._windows)
-        )
+        of_full = len(self.full) * self._num_blocks(num_tokens)
+        return of_full + sum(self.most_columns(group, range(num_tokens), span) for group in self.sliding)
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

@@ -438,14 +438,14 @@ class Scheduler:
         num_tokens = self._first_span(request.num_tokens - num_computed, plan.budget)
         self._groups.trim(hits, num_computed)
         new = self._groups.new_columns(len(hits[0]), request.num_tokens, num_computed, num_computed + num_tokens)
-        num_columns = self._num_blocks(request.num_tokens)
-        if not num_tokens or not self._leaves_room(request, self._num_claimed(hits, new, num_columns)):
+        rest = range(num_computed + num_tokens, request.num_tokens)
+        if not num_tokens or not self._leaves_room(request, self._num_claimed(hits, new, rest)):
             return False
         # Asked even when its answer does not count: a policy may keep a tally of admissions.
         if not self._policy.admit(request, plan.budget) and self._running:
             return False
         # counted anew after each victim: a hit that only the victim held is taken from the free blocks now
-        while (count := self._num_claimed(hits, new, num_columns)) > self.pool.num_free:
+        while (count := self._num_claimed(hits, new, rest)) > self.pool.num_free:
             if not self._preempt_for(request, count, plan) or (fork and not fork.donor.block_ids):
                 return False
         if fork is not None and request.num_cached_tokens < 0:
@@ -494,14 +494,14 @@ class Scheduler:
         whole_first = not self._ctx.chunked_prefill and remaining <= self._ctx.max_num_batched_tokens
         return 0 if whole_first and remaining > budget else min(remaining, budget)
 
-    def _num_claimed(self, hits: Sequence[Sequence[int]], new: Sequence[range], num_columns: int) -> int:
-        """Free blocks that a request of num_columns blocks of known tokens needs to compute them without a break: those
-        of new columns, hits that nobody holds, and what a window grows by in the steps behind the first."""
+    def _num_claimed(self, hits: Sequence[Sequence[int]], new: Sequence[range], rest: range) -> int:
+        """Free blocks that a request needs to compute its known tokens without a break: those of new columns, hits that
+        nobody holds, and what a window grows by in the steps behind the first, which compute `rest`."""
         idle = (self.pool.num_idle(blocks) for blocks in hits)
         taken = [len(columns) + count for columns, count in zip(new, idle, strict=True)]
-        budget = self._ctx.max_num_batched_tokens
+        num_columns, budget = self._num_blocks(rest.stop), self._ctx.max_num_batched_tokens
         return sum(taken) + sum(
-            min(num_columns - new[g].stop, max(0, self._groups.most_columns(g, budget) - taken[g]))
+            min(num_columns - new[g].stop, max(0, self._groups.most_columns(g, rest, budget) - taken[g]))
             for g in self._groups.sliding
         )
 

@@ -42,6 +42,20 @@ def test_a_window_reaches_back_over_so_many_blocks_from_a_border(window, run):
         assert column - of.first_needed(0, column * SIZE) == run
 
 
+@pytest.mark.parametrize("window, size, span", [(1, 4, 1), (6, 4, 1), (10, 4, 8), (9, 3, 7), (17, 1, 5)])
+@pytest.mark.parametrize("start", [0, 5, 12])
+def test_a_window_and_a_step_hold_so_many_blocks_at_most(window, size, span, start):
+    """Whatever the steps before have computed, given up with whole blocks."""
+    of = groups(window, size=size)
+    for stop in range(start + 1, start + 80):
+        most = max(
+            -(-min(stop, computed + span) // size) - of.first_needed(0, computed // size * size)
+            for computed in range(start, stop)
+        )
+        found = of.most_columns(0, range(start, stop), span)
+        assert found == most if stop <= start + span or stop > start + 40 else found >= most
+
+
 def test_what_lies_behind_the_windows_is_given_up_once():
     of, blocks = groups(None, 6, 3), [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
     assert sorted(of.give_up(blocks, 12)) == [5, 9, 10]
@@ -141,6 +155,33 @@ def test_a_long_prompt_waits_for_the_window_of_all_its_chunks(sim, in_flight, nu
         shadow.commit()
     assert shadow.scheduler.stats()["num_preemptions"] == 0 and ran is together
     shadow.drain()
+
+
+def beside_decodes(sim, num_blocks, in_flight):
+    """Seven requests of windows of 17 that draw tokens."""
+    shadow = sim.Shadow(windows=(17,), num_blocks=num_blocks, max_num_seqs=9, max_in_flight=in_flight)
+    for i in range(7):
+        shadow.add(sim.request(f"d{i}", range(50 * i, 50 * i + 17), 200, arrival=i))
+    for _ in range(8):
+        shadow.step()
+    return shadow
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("left, runs", [(15 + 7 - 1, False), (15 + 7, True)])
+def test_a_prompt_claims_what_its_chunks_hold_at_a_time(sim, left, runs, in_flight):
+    """57 tokens fill 15 blocks, and 40 more tokens want 10, when the window has left as many behind: a window and a
+    whole step would be 21 blocks, all tokens 25. Each of the others keeps a block."""
+    trial = beside_decodes(sim, 200, in_flight)
+    trial.issue()
+    shadow = beside_decodes(sim, 200 - trial.scheduler.pool.num_free + left, in_flight)
+    late = sim.request("late", range(1000, 1097), 4, arrival=8)
+    shadow.add(late)
+    shadow.issue()
+    assert late.status is (RequestStatus.RUNNING if runs else RequestStatus.WAITING)
+    while runs and late.status is not RequestStatus.FINISHED:
+        shadow.step()
+    assert shadow.scheduler.stats()["num_preemptions"] == 0
 
 
 def test_a_request_that_waits_does_not_count_on_what_running_ones_take_first(sim):
