@@ -56,6 +56,37 @@ def test_llama_refuses_what_it_would_otherwise_ignore(edits, message, build_mode
         build_model(Llama, {**CONFIG, **edits}, weights())
 
 
+CHUNKS = {"chunk_size": 8, "local_size": 2, "original_max_position_embeddings": 8}
+
+
+def test_dual_chunks_change_nothing_for_requests_of_one_chunk(build_model):
+    """As of Qwen2.5-1M, whose chunks are longer than what most engines serve."""
+    logits = [
+        build_model(Qwen2, {**CONFIG, **edits}, weights(), max_model_len=6).logits(torch.arange(6))
+        for edits in ({}, {"dual_chunk_attention_config": CHUNKS})
+    ]
+    assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize(
+    ("edits", "message"),
+    [
+        ({}, r"dual_chunk_attention_config=\{.*\} is not built yet .* chunk of 6 tokens.*is 7\. .*max_model_len=6"),
+        ({"local_size": None}, "chunk of 8 tokens"),
+        ({"original_max_position_embeddings": 4}, r"chunk of 4 tokens.*Use engine\.max_model_len=4"),
+        ({"sparse_attention_enabled": True}, "dual_chunk_attention_config=.*sparse.* is not built yet. Use a checkp"),
+        ({"chunk_size": None}, "has no 'chunk_size'"),
+        ({"chunk_size": 2, "original_max_position_embeddings": None}, "chunk of 1 tokens"),
+    ],
+)
+def test_dual_chunks_are_refused_where_a_request_may_leave_the_first(edits, message, build_model):
+    length = 9 if edits == {"local_size": None} else 7
+    with pytest.raises(CheckpointError, match=message):
+        build_model(
+            Qwen2, {**CONFIG, "dual_chunk_attention_config": {**CHUNKS, **edits}}, weights(), max_model_len=length
+        )
+
+
 def test_qwen3_may_say_that_it_has_norms_of_heads(build_model):
     build_model(Qwen3, {**CONFIG, "use_qk_norm": True}, weights())
 

@@ -56,6 +56,7 @@ Not only of these families: what another family, or another engine, reads under 
 checkpoint may have it under an architecture that is served. Features that have tensors of their own need not be here:
 those would be left over, which is an error as well.
 """
+_CHUNKS = "dual_chunk_attention_config"
 _SILU = ("silu", "swish")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -209,6 +210,25 @@ def refuse_unknown(config: Mapping[str, Any], family: Family) -> None:
             f"config.json: {key}={activation!r} is not served. Served: {', '.join(served)}. "
             "Use a checkpoint of one of these."
         )
+
+
+def within_one_chunk(config: Mapping[str, Any], max_model_len: int) -> Mapping[str, Any]:
+    """The config without dual chunk attention, which is the plain one as long as a request lies in the first chunk.
+
+    Raises CheckpointError naming the longest max_model_len for which it does. One that leaves keys of a long prompt out
+    (`sparse_...`) stays, to be refused. Source: Qwen2.5-1M (arXiv 2501.15383), section 4.1.
+    """
+    chunks = config.get(_CHUNKS)
+    if not (isinstance(chunks, Mapping) and chunks) or any(key.startswith("sparse") for key in chunks):
+        return config
+    most = read_size(chunks, "chunk_size") - read_count(chunks, "local_size", 0)
+    most = max(1, min(most, read_size(chunks, "original_max_position_embeddings", max(1, most))))
+    if max_model_len > most:
+        raise CheckpointError(
+            f"config.json: {_CHUNKS}={chunks!r} is not built yet for requests beyond the first chunk of {most} tokens, "
+            f"and max_model_len is {max_model_len}. Use engine.max_model_len={most}."
+        )
+    return {key: value for key, value in config.items() if key != _CHUNKS}
 
 
 def _scale(config: Mapping[str, Any], family: Family) -> float | None:

@@ -17,7 +17,7 @@ from framework.layers.embedding import Embedding, LMHead
 from framework.layers.mlp import GatedMLP
 from framework.layers.norm import Factor, RMSNorm
 from framework.layers.rope import Rotary
-from framework_models.dense import DenseConfig, Family, read_dense
+from framework_models.dense import DenseConfig, Family, read_dense, within_one_chunk
 
 
 class Llama:
@@ -29,7 +29,7 @@ class Llama:
     norm_factor: ClassVar[Factor] = "rounded"
 
     def __init__(self, config: Mapping[str, Any], ctx: ModelContext) -> None:
-        dense = self.read_config(config)
+        dense = self.read_config(within_one_chunk(config, ctx.max_model_len))
         self.vocab_size = dense.vocab_size
         self.embed_tokens = self.embedding(ctx, dense)
         layers = [self.layer(ctx, dense, i, rotary) for i, rotary in enumerate(rotaries(ctx, dense))]
