@@ -19,7 +19,7 @@ _NEARLY_ALIKE = 1.5
 """Groups that differ by no more than this factor are left whole: what the smaller one wastes is worth a block list."""
 MAX_GROUPS = 8
 """What splitting makes at most: a group costs a block table, metadata, a plan of attention and a lookup of prefixes in
-every step, whatever its layers. Published models stay below by parts without waste (Gemma 3 has up to 7)."""
+every step, whatever its layers. Published models stay below by parts as large as their smallest group (Gemma 3: 7)."""
 
 
 def kv_groups(layers: Sequence[LayerSpec], block_size: int) -> tuple[KVGroup, ...]:

@@ -87,7 +87,7 @@ def test_mxfp4_experts_load_as_transformers_expands_them(dtype, tmp_path, build_
 @pytest.mark.parametrize(
     ("edits", "message"),
     [
-        ({"swiglu_alpha": 1.5}, "swiglu_alpha=1.5 is not built yet, 1.702 is"),
+        ({"swiglu_alpha": 1.5}, "swiglu_alpha=1.5 is not built yet, 1.702 is. Use a checkpoint"),
         ({"swiglu_limit": 0}, "swiglu_limit must be a number above 0, got 0"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config.quant_method='fp8' is not built yet"),
         ({"quantization_config": "mxfp4"}, "quantization_config must be an object, got 'mxfp4'"),

@@ -88,7 +88,9 @@ _K_KEYS = ("num_experts_per_tok", "experts_per_token")
 def _read_limit(config: Mapping[str, Any]) -> float:
     gain = config.get("swiglu_alpha")
     if gain not in (None, CLAMPED_GAIN):
-        raise CheckpointError(f"config.json: swiglu_alpha={gain!r} is not built yet, {CLAMPED_GAIN} is.")
+        raise CheckpointError(
+            f"config.json: swiglu_alpha={gain!r} is not built yet, {CLAMPED_GAIN} is. Use a checkpoint without it."
+        )
     return read_factor(config.get("swiglu_limit"), "swiglu_limit") or 7.0
 
 
