@@ -71,6 +71,9 @@ def served(service):
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
         thread.start()
+        until = time.monotonic() + TIMEOUT_S
+        while not server.started and time.monotonic() < until:  # what ends before that, nobody has watched
+            time.sleep(0.01)
         try:
             yield f"http://127.0.0.1:{sock.getsockname()[1]}"
         finally:
