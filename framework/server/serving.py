@@ -20,6 +20,7 @@ import uvicorn
 
 from framework.ending import SIGNALS, end_at_once
 from framework.errors import ConfigError, FrameworkError, as_typed
+from framework.server.corked import CorkedProtocol
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -106,7 +107,7 @@ def make_server(app: ASGIApp, load: Load, options: ServerOptions, ready: Callabl
         timeout_graceful_shutdown=LAST_ANSWERS_S,
         server_header=False,
         ws="none",
-        http="h11",  # the other one, which uvicorn takes where it is installed, keeps headers of any length
+        http=CorkedProtocol,  # of h11: httptools, which uvicorn takes where it is there, keeps headers of any length
         lifespan="on",
     )
     return Server(config, load, options, ready)

@@ -144,13 +144,12 @@ class EventStream(EngineAnswer):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(pieces(self._service.llm, self._asked)) as placed:
             async for some in placed:
-                if not self._has_begun:
-                    await self._begin(send)
-                if text := self._writer.write(some):
+                begun = "" if self._has_begun else await self._begin(send)
+                if text := begun + self._writer.write(some):
                     await _say(send, text)
         await _say(send, self._writer.end() + self.last, more=False)
 
-    async def _begin(self, send: Send) -> None:
+    async def _begin(self, send: Send) -> str:
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
@@ -158,8 +157,7 @@ class EventStream(EngineAnswer):
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._has_begun = True
-        if text := self._writer.begin():
-            await _say(send, text)
+        return self._writer.begin()
 
     async def _say_last(self, error: ApiError, send: Send) -> None:
         await _say(send, self._writer.error(error) + self.last, more=False)

@@ -1,0 +1,53 @@
+"""Pieces that are written to a connection in one turn of the event loop go out as one.
+
+An answer is written in pieces, such as its head, an event, and the mark of its end. Each would be a call of the system,
+which takes longer than the piece took to make, and wakes the reader, on cores that steps need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD = b"HTTP/"
+
+
+class CorkedProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 over `Corked` transports."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(Corked(transport, self.loop))  # type: ignore[arg-type]
+
+
+class Corked:
+    """A transport that keeps what is written until the loop's turn ends.
+
+    The head of an answer waits for one piece only: a first event goes out before others are told what is new of theirs.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._kept: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not data:
+            return
+        self._kept.append(data)
+        if len(self._kept) == 1:
+            self._loop.call_soon(self._flush)
+        elif len(self._kept) == 2 and self._kept[0].startswith(HEAD):
+            self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._kept:
+            self._transport.write(b"".join(self._kept))
+            self._kept.clear()
