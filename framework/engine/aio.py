@@ -41,12 +41,14 @@ class _Listener:
 
     asked_at   when: the engine's thread may be amid a step then, and hears of it later
     has_begun  whether an output was handed over; the engine's thread alone reads and writes it
+    take       is asked first on the loop, and answers whether it has taken the event; else the queue has it
     """
 
     loop: asyncio.AbstractEventLoop
     asked_at: float = field(default_factory=perf_counter)
     has_begun: bool = False
     queue: asyncio.Queue[_Event] = field(default_factory=asyncio.Queue)
+    take: Callable[[_Event], bool] | None = None
 
 
 _Due = tuple[_Listener, _Event]
@@ -98,6 +100,41 @@ class AsyncStream(AsyncIterator[RequestOutput]):
             outputs.append(event)
             self._is_done = event.finished
         return outputs
+
+    async def drive(self, tell: Callable[[RequestOutput], bool]) -> None:
+        """Calls `tell` with each output that comes, on the loop, until the last one, or one for which it answers False
+        or raises: that one is read next, and so is a failure. Returns at once where some wait already.
+
+        For the reader of a stream that has begun. It saves that a task takes its turn for each output, which is more
+        than many do with one. Raises what `tell` raises.
+        """
+        listener = self._listener
+        assert listener is not None, "a stream is driven behind its first output"
+        if self._is_done or not listener.queue.empty():
+            return
+        ended: asyncio.Future[None] = listener.loop.create_future()
+
+        def take(event: _Event) -> bool:
+            if ended.done():  # whoever drives is cancelled
+                return False
+            is_taken = False
+            try:
+                if isinstance(event, RequestOutput) and tell(event):
+                    is_taken, self._is_done = True, event.finished
+            except BaseException as error:
+                ended.set_exception(error)
+            else:
+                if self._is_done or not is_taken:
+                    ended.set_result(None)
+            if ended.done():
+                listener.take = None
+            return is_taken
+
+        listener.take = take
+        try:
+            await ended
+        finally:
+            listener.take = None
 
     async def aclose(self) -> None:
         """Aborts what still runs; the stream is at its end afterwards. May be called again."""
@@ -302,4 +339,5 @@ class AsyncLLM:
 
 def _put(events: Iterable[_Due]) -> None:
     for listener, event in events:
-        listener.queue.put_nowait(event)
+        if listener.take is None or not listener.take(event):
+            listener.queue.put_nowait(event)

@@ -9,13 +9,26 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 HEAD = b"HTTP/"
 
 
+CHUNKS = "framework.chunks"
+
+
 class CorkedProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 over `Corked` transports."""
+    """uvicorn's HTTP/1.1 over `Corked` transports. Extensions of a request's scope have its `Chunks`."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        app = self.app
+
+        async def with_chunks(scope: Any, receive: Any, send: Any) -> None:
+            scope["extensions"] = {CHUNKS: Chunks(send.__self__)}
+            await app(scope, receive, send)
+
+        self.app = with_chunks
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(Corked(transport, self.loop))  # type: ignore[arg-type]
@@ -51,3 +64,19 @@ class Corked:
         if self._kept:
             self._transport.write(b"".join(self._kept))
             self._kept.clear()
+
+
+class Chunks:
+    """A short way for the pieces of an answer that has begun: past the layers, none of which looks at them."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._is_chunked = cycle.scope["http_version"] == "1.1" and cycle.scope["method"] != "HEAD"
+
+    @property
+    def is_free(self) -> bool:
+        """Whether `write` may be called: not where the reader is behind or gone, of whom `send` knows more."""
+        return self._is_chunked and not self._cycle.flow.write_paused and not self._cycle.disconnected
+
+    def write(self, data: bytes) -> None:
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))

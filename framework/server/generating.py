@@ -6,7 +6,7 @@ Breaking off aborts what runs. An output that says it failed is raised as an err
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -63,8 +63,13 @@ async def _whole(stream: AsyncStream) -> RequestOutput:
     return output
 
 
-async def pieces(llm: AsyncLLM, asked: Asked) -> AsyncGenerator[list[Placed]]:
-    """What is new, as it comes; all that has come since the last time where the reader is behind."""
+async def pieces(
+    llm: AsyncLLM, asked: Asked, tell: Callable[[list[Placed]], bool] | None = None
+) -> AsyncGenerator[list[Placed]]:
+    """What is new, as it comes; all that has come since the last time where the reader is behind.
+
+    tell  takes the pieces of a single prompt behind the first one, as `AsyncStream.drive` says
+    """
     streams = asked.streams(llm)
     if len(streams) > 1:
         async for several in _merged(streams):
@@ -74,6 +79,8 @@ async def pieces(llm: AsyncLLM, asked: Asked) -> AsyncGenerator[list[Placed]]:
         async for output in streams[0]:
             for told in _until_failed([(0, one) for one in (output, *streams[0].waiting())]):
                 yield told
+            if tell is not None:
+                await streams[0].drive(lambda output: tell([(0, _check(output))]))
     finally:
         await streams[0].aclose()
 

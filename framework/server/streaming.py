@@ -10,11 +10,13 @@ import json
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from starlette.responses import Response
 
 from framework.request import RequestOutput
+from framework.server.corked import CHUNKS, Chunks
 from framework.server.errors import ApiError, answer_of, as_api_error
 from framework.server.generating import Asked, Placed, pieces, wholes
 from framework.server.service import SHUT_DOWN, Service
@@ -142,12 +144,22 @@ class EventStream(EngineAnswer):
         self._writer = writer
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(pieces(self._service.llm, self._asked)) as placed:
+        chunks: Chunks | None = scope.get("extensions", {}).get(CHUNKS)
+        tell = None if chunks is None else partial(self._tell, chunks)
+        async with aclosing(pieces(self._service.llm, self._asked, tell)) as placed:
             async for some in placed:
                 begun = "" if self._has_begun else await self._begin(send)
                 if text := begun + self._writer.write(some):
                     await _say(send, text)
         await _say(send, self._writer.end() + self.last, more=False)
+
+    def _tell(self, chunks: Chunks, some: Sequence[Placed]) -> bool:
+        """As `_answer` does for what comes later, without a turn of the loop and the layers of the application."""
+        if not chunks.is_free:
+            return False
+        if text := self._writer.write(some):
+            chunks.write(text.encode())
+        return True
 
     async def _begin(self, send: Send) -> str:
         headers = [

@@ -82,6 +82,116 @@ def test_readers_who_have_nothing_yet_are_woken_first(llm, monkeypatch):
     assert together[0] == ["late", "early"] and together[1] == ["early", "late"]
 
 
+@pytest.fixture
+def paced(llm, monkeypatch):
+    """Runs a coroutine beside which a step begins every other millisecond of the loop: readers are never behind."""
+    gate, step = threading.Semaphore(0), llm._engine.step
+
+    def waiting():
+        gate.acquire(timeout=TIMEOUT_S)
+        return step()
+
+    async def pace():
+        while True:
+            gate.release()
+            await asyncio.sleep(0.002)
+
+    async def beside(main):
+        pacer = asyncio.create_task(pace())
+        try:
+            return await main
+        finally:
+            pacer.cancel()
+            monkeypatch.undo()
+            gate.release(1000)
+            await assert_drained(llm)
+
+    monkeypatch.setattr(llm._engine, "step", waiting)
+    return lambda main: run(beside(main))
+
+
+def tokens_of(output):
+    return list(output.outputs[0].token_ids)
+
+
+def test_a_driven_stream_tells_every_output_and_is_at_its_end(llm, paced):
+    async def main():
+        stream, read, told = llm.generate([4], LONG.replace(output_kind="delta")), [], []
+        async for output in stream:
+            read += tokens_of(output)
+            await stream.drive(lambda output: told.extend(tokens_of(output)) or True)
+        await stream.drive(lambda output: pytest.fail("it is at its end"))
+        return read, told
+
+    read, told = paced(main())
+    assert read + told == counted(4, 50) and len(told) > 25
+
+
+def test_an_output_that_is_not_taken_is_read_next(llm, paced):
+    async def main():
+        stream, tokens, num_refused = llm.generate([4], LONG.replace(output_kind="delta")), [], 0
+
+        def tell(output):
+            nonlocal num_refused
+            if len(tokens) % 5 == 0:
+                num_refused += 1
+                return False
+            tokens.extend(tokens_of(output))
+            return True
+
+        async for output in stream:
+            tokens.extend(tokens_of(output))
+            await stream.drive(tell)
+        return tokens, num_refused
+
+    tokens, num_refused = paced(main())
+    assert tokens == counted(4, 50) and num_refused > 3
+
+
+def test_outputs_that_wait_already_are_not_passed_over(llm):
+    async def main():
+        stream, told = llm.generate([4], GREEDY.replace(output_kind="delta")), []
+        await anext(stream)
+        while llm._listeners:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        await stream.drive(lambda output: told.append(output) or True)
+        return told, [tokens_of(output) async for output in stream]
+
+    assert run(main()) == ([], [[6], [7], [8]])
+
+
+def test_what_tell_raises_ends_the_drive_and_the_output_is_there(llm, paced):
+    async def main():
+        stream = llm.generate([4], LONG.replace(output_kind="delta"))
+        tokens = tokens_of(await anext(stream))
+        with pytest.raises(ZeroDivisionError):
+            await stream.drive(lambda output: 1 // 0)
+        async for output in stream:
+            tokens += tokens_of(output)
+        return tokens
+
+    assert paced(main()) == counted(4, 50)
+
+
+def test_a_drive_that_is_cancelled_leaves_nothing(llm, paced):
+    async def main():
+        async def read():
+            stream = llm.generate([4], LONG)
+            try:
+                async for _ in stream:
+                    await stream.drive(lambda output: task.cancel() or True)
+            finally:
+                await stream.aclose()
+
+        task = asyncio.create_task(read())
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return (await last(llm, [7])).token_ids
+
+    assert paced(main()) == [8, 9, 10, 11]
+
+
 def test_default_parameters_and_ids_of_its_own(llm):
     async def main():
         first, second = await asyncio.gather(collect(llm, [4], None), collect(llm, [5], None))
@@ -239,6 +349,31 @@ def test_step_that_fails_reaches_everybody_whose_request_ran_and_the_others_go_o
     assert [isinstance(r, RuntimeError) and "no room" in str(r) for r in results] == [True] * 3 + [False] * 2
     assert all(isinstance(r.__cause__, MemoryError) for r in results[:3])
     assert [r.token_ids for r in results[3:]] == [counted(3, 50), counted(4, 50)]
+
+
+def test_step_that_fails_ends_a_drive(llm, monkeypatch):
+    owner, name = next(iter(PLACES.values()))(llm._engine)
+    function, calls = getattr(owner, name), []
+
+    def failing(*args):
+        calls.append(1)
+        if len(calls) == 5:
+            raise MemoryError("no room")
+        return function(*args)
+
+    async def main():
+        stream, tokens = llm.generate([4], LONG.replace(output_kind="delta")), []
+        with pytest.raises(RuntimeError, match="no room"):
+            async for output in stream:
+                tokens.extend(output.outputs[0].token_ids)
+                await stream.drive(lambda output: tokens.extend(output.outputs[0].token_ids) or True)
+        await assert_drained(llm)
+        return tokens
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, failing)
+        tokens = run(main())
+    assert 0 < len(tokens) < 5 and tokens == counted(4, len(tokens))
 
 
 def test_close_ends_open_generators_and_says_so_afterwards(folder):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import uvicorn
 
-from framework.server.corked import Corked, CorkedProtocol
+from framework.server.corked import CHUNKS, Chunks, Corked, CorkedProtocol
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 
@@ -106,10 +107,22 @@ async def stream(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"three"})
 
 
+async def stream_by_chunks(scope: Any, receive: Any, send: Any) -> None:
+    """The same, the second event past the layers of an application."""
+    chunks: Chunks = scope["extensions"][CHUNKS]
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"one", "more_body": True})
+    await asyncio.sleep(0)
+    assert chunks.is_free
+    chunks.write(b"two")
+    await send({"type": "http.response.body", "body": b"three"})
+
+
+@pytest.mark.parametrize("app", [stream, stream_by_chunks])
 @pytest.mark.parametrize("lets_live", [True, False])
-def test_a_streamed_answer_is_two_calls(lets_live: bool) -> None:
+def test_a_streamed_answer_is_two_calls(lets_live: bool, app: Any) -> None:
     async def run() -> list[bytes | str]:
-        config = uvicorn.Config(stream, http=CorkedProtocol, lifespan="off", log_config=None)
+        config = uvicorn.Config(app, http=CorkedProtocol, lifespan="off", log_config=None)
         config.load()
         state = uvicorn.server.ServerState()
         protocol, transport = CorkedProtocol(config, state, {}), Transport()
@@ -126,3 +139,20 @@ def test_a_streamed_answer_is_two_calls(lets_live: bool) -> None:
     assert isinstance(first, bytes) and first.startswith(b"HTTP/1.1 200 ") and first.endswith(b"\r\n\r\n3\r\none\r\n")
     assert second == b"3\r\ntwo\r\n5\r\nthree\r\n0\r\n\r\n"
     assert rest == ([] if lets_live else ["close"])
+
+
+@pytest.mark.parametrize(
+    ("change", "is_free"),
+    [
+        ({}, True),
+        ({"http_version": "1.0"}, False),  # which has no chunks
+        ({"method": "HEAD"}, False),  # whose answer has no content
+        ({"write_paused": True}, False),
+        ({"disconnected": True}, False),
+    ],
+)
+def test_chunks_are_written_where_nothing_is_to_be_waited_for(change: dict[str, Any], is_free: bool) -> None:
+    words = {"http_version": "1.1", "method": "POST", "write_paused": False, "disconnected": False, **change}
+    flow = SimpleNamespace(write_paused=words["write_paused"])
+    cycle = SimpleNamespace(scope=words, flow=flow, disconnected=words["disconnected"], transport=Transport())
+    assert Chunks(cast(Any, cycle)).is_free is is_free
