@@ -11,6 +11,7 @@ from torch import Tensor
 from framework.errors import ConfigError
 from framework.interfaces import AttentionContext, LayerSpec
 from framework.testing.attention import AttentionCase, build
+from framework_attention import products
 from framework_attention.cpu import CpuAttention
 from framework_attention.products import row_padding
 
@@ -123,3 +124,29 @@ def test_machine_whose_products_never_agree_is_refused(monkeypatch: pytest.Monke
         ConfigError, match=r"engine\.batch_invariant=true: batched products of torch\.float32.*engine\.dtype"
     ):
         row_padding.__wrapped__(torch.float32, 64, 64)
+
+
+@pytest.mark.parametrize(
+    "dtype, dim, pad", [(torch.bfloat16, 112, 16), (torch.float16, 12, 64), (torch.float32, 16, 1)]
+)
+def test_products_of_16_bits_have_the_rows_of_a_tile_where_processors_have_tiles(
+    dtype: torch.dtype, dim: int, pad: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a probe finds: what differs does so too rarely."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    monkeypatch.setattr(products, "_agree", lambda *_: True)
+    assert row_padding.__wrapped__(dtype, dim, 64) == pad
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert row_padding.__wrapped__(dtype, dim, 64) == 1
+
+
+@pytest.mark.parametrize("dtype, dim", [(torch.float16, 12), (torch.bfloat16, 16), (torch.bfloat16, 64)])
+def test_padded_products_keep_the_bits_of_a_row_in_any_company(dtype: torch.dtype, dim: int) -> None:
+    pad, generator = row_padding(dtype, dim, 64), torch.Generator().manual_seed(5)
+    for count in (1, 2, 3, 4, 6, 8, 16, 24) * 60:
+        left, right = (torch.randn(6, n, 64, generator=generator).to(dtype) for n in (256, 64))
+        right = right[..., :dim]
+        some = torch.randperm(256, generator=generator)[:count]
+        whole = products._padded(left, right, pad)
+        for batch in (1, 2, 5, 6):
+            assert torch.equal(products._padded(left[:batch, some], right[:batch], pad), whole[:batch, some])

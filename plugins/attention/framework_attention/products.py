@@ -21,6 +21,7 @@ TILE = 64
 """Keys a product of the fixed form covers, at least; tiles start at multiples of it in the request's own positions."""
 _PADS = (1, 4, 8, 16, 64, 128)
 """The last ones are for processors with tiles (AMX)."""
+_TILED_ROWS = 16
 _COUNTS = (1, 2, 3, 4, 6, 9, 16, 17, 33, 48, 64, 100, 129)
 
 
@@ -184,16 +185,25 @@ def row_padding(dtype: torch.dtype, head_dim: int, tile: int) -> int:
 
     Measured once a process, for both products of a tile. Raises ConfigError when no multiple is good enough.
     """
+    least = _least_padding(dtype, min(head_dim, tile))
     generator = torch.Generator().manual_seed(0)
     left = torch.randn(6, 256, max(head_dim, tile), generator=generator).to(dtype)
     keys = torch.randn(6, tile, head_dim, generator=generator).to(dtype)
-    for pad in _PADS:
+    for pad in (pad for pad in _PADS if pad >= least):
         if _agree(left[..., :head_dim], keys.transpose(1, 2), pad) and _agree(left[..., :tile], keys, pad):
             return pad
     raise ConfigError(
         f"engine.batch_invariant=true: batched products of {dtype} with head_dim {head_dim} differ with the number of "
         f"rows on this CPU, also when padded to {_PADS[-1]}. Change engine.dtype or set engine.batch_invariant=false."
     )
+
+
+def _least_padding(dtype: torch.dtype, width: int) -> int:
+    """On processors with tiles a few sums of 16 bits depend on the number of rows below that of a tile, and of products
+    that do not fill its width also above: too rarely for a probe. width: the lesser one of a product."""
+    if dtype.itemsize != 2 or not torch.cpu._is_amx_tile_supported():
+        return 1
+    return _TILED_ROWS if width >= _TILED_ROWS else 64
 
 
 def _agree(left: Tensor, right: Tensor, pad: int) -> bool:
