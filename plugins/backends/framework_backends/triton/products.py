@@ -113,13 +113,9 @@ def pairs_of(low, high, dtype: tl.constexpr):
 
 @triton.jit
 def plus_product(total, weight, low, high, dtype: tl.constexpr):
-    """total [n, BN, 4] + pairs of weights by those of the row [n, 1, 4], element by element.
-
-    `fma` is what a compiler makes of a product and a sum anyway. Plain products Triton 3.9 gathers from all pieces into
-    one vector, which waits for the last weight and takes the registers of every one.
-    """
-    total = tl.fma(low_of(weight, dtype), low, total)
-    return tl.fma(high_of(weight, dtype), high, total)
+    """total [n, BN, 4] + pairs of weights by those of the row [n, 1, 4], element by element."""
+    total += low_of(weight, dtype) * low
+    return total + high_of(weight, dtype) * high
 
 
 @triton.jit
