@@ -12,9 +12,8 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 HEAD = b"HTTP/"
-
-
 CHUNKS = "framework.chunks"
+"""Key of a scope's extensions: with a server of another kind it is not there, and every piece goes by `send`."""
 
 
 class CorkedProtocol(H11Protocol):
@@ -25,7 +24,8 @@ class CorkedProtocol(H11Protocol):
         app = self.app
 
         async def with_chunks(scope: Any, receive: Any, send: Any) -> None:
-            scope["extensions"] = {CHUNKS: Chunks(send.__self__)}
+            # what uvicorn passes for `send` is a method of the cycle that writes the answer, which nothing else names
+            scope.setdefault("extensions", {})[CHUNKS] = Chunks(send.__self__)
             await app(scope, receive, send)
 
         self.app = with_chunks

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from contextvars import ContextVar
+from itertools import count
 
 import pytest
 
@@ -326,17 +327,20 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_step_that_fails_reaches_everybody_whose_request_ran_and_the_others_go_on(llm, monkeypatch, place):
-    owner, name = PLACES[place](llm._engine)
-    function, calls = getattr(owner, name), []
+def fail_at(number, owner, name, patch):
+    """Makes the method's call of that number, the first being 1, raise a MemoryError."""
+    function, calls = getattr(owner, name), count(1)
 
     def failing(*args):
-        calls.append(1)
-        if len(calls) == 3:
+        if next(calls) == number:
             raise MemoryError("no room")
         return function(*args)
 
+    patch.setattr(owner, name, failing)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_step_that_fails_reaches_everybody_whose_request_ran_and_the_others_go_on(llm, monkeypatch, place):
     async def main():
         tasks = [asyncio.create_task(last(llm, [i], LONG)) for i in range(5)]  # three rows: two requests wait
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -344,7 +348,7 @@ def test_step_that_fails_reaches_everybody_whose_request_ran_and_the_others_go_o
         return results
 
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, failing)
+        fail_at(3, *PLACES[place](llm._engine), patch)
         results = run(main())
     assert [isinstance(r, RuntimeError) and "no room" in str(r) for r in results] == [True] * 3 + [False] * 2
     assert all(isinstance(r.__cause__, MemoryError) for r in results[:3])
@@ -352,26 +356,17 @@ def test_step_that_fails_reaches_everybody_whose_request_ran_and_the_others_go_o
 
 
 def test_step_that_fails_ends_a_drive(llm, monkeypatch):
-    owner, name = next(iter(PLACES.values()))(llm._engine)
-    function, calls = getattr(owner, name), []
-
-    def failing(*args):
-        calls.append(1)
-        if len(calls) == 5:
-            raise MemoryError("no room")
-        return function(*args)
-
     async def main():
         stream, tokens = llm.generate([4], LONG.replace(output_kind="delta")), []
         with pytest.raises(RuntimeError, match="no room"):
             async for output in stream:
-                tokens.extend(output.outputs[0].token_ids)
-                await stream.drive(lambda output: tokens.extend(output.outputs[0].token_ids) or True)
+                tokens.extend(tokens_of(output))
+                await stream.drive(lambda output: tokens.extend(tokens_of(output)) or True)
         await assert_drained(llm)
         return tokens
 
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, failing)
+        fail_at(5, *PLACES["forward"](llm._engine), patch)
         tokens = run(main())
     assert 0 < len(tokens) < 5 and tokens == counted(4, len(tokens))
 
