@@ -165,14 +165,17 @@ def test_outputs_that_wait_already_are_not_passed_over(llm):
 def test_what_tell_raises_ends_the_drive_and_the_output_is_there(llm, paced):
     async def main():
         stream = llm.generate([4], LONG.replace(output_kind="delta"))
-        tokens = tokens_of(await anext(stream))
-        with pytest.raises(ZeroDivisionError):
-            await stream.drive(lambda output: 1 // 0)
+        tokens, num_raised = [], 0
         async for output in stream:
             tokens += tokens_of(output)
-        return tokens
+            try:
+                await stream.drive(lambda output: 1 // 0)
+            except ZeroDivisionError:
+                num_raised += 1
+        return tokens, num_raised
 
-    assert paced(main()) == counted(4, 50)
+    tokens, num_raised = paced(main())
+    assert tokens == counted(4, 50) and num_raised > 25
 
 
 def test_a_drive_that_is_cancelled_leaves_nothing(llm, paced):
