@@ -93,7 +93,7 @@ ANY = 1 << 62
 """`most` of tiles that serve any number of tokens."""
 _ROWS_UP = RowTiles(2, 1024, warps=4, ahead=2)
 _ROWS = (
-    Rows(1, _ROWS_UP, RowTiles(2, 256, warps=1, ahead=12)),
+    Rows(1, _ROWS_UP, RowTiles(2, 256, warps=1, ahead=12, in_turn=False)),
     Rows(4, _ROWS_UP, RowTiles(4, 256, warps=1, ahead=6)),
 )
 _PAIRS_OF_AN_EXPERT = (12, 24, 48)
@@ -221,13 +221,14 @@ class CudaExperts:
         inner = torch.empty(len(x) * k, width, dtype=x.dtype, device=x.device)
         gated_rows_kernel[(triton.cdiv(width, up.outputs), len(inner))](
             x, x.stride(0), Expert(weights.gate_up, weights.gate_up_bias), ids, inner, num_tokens, len(x), self._limit,
-            N=width, K=size, CHOICES=k, BN=up.outputs, BK=up.columns, AHEAD=up.ahead, num_warps=up.warps, **words,
+            N=width, K=size, CHOICES=k, BN=up.outputs, BK=up.columns, AHEAD=up.ahead, IN_TURN=up.in_turn,
+            num_warps=up.warps, **words,
         )  # fmt: skip
         out = torch.empty(len(x), size, dtype=x.dtype, device=x.device)
         summed_rows_kernel[(triton.cdiv(size, down.outputs), len(x))](
             inner, Expert(weights.down, weights.down_bias), ids, chosen.weights, other, out, num_tokens, len(x),
-            N=size, K=width, CHOICES=k, BN=down.outputs, BK=down.columns, AHEAD=down.ahead, num_warps=down.warps,
-            **words,
+            N=size, K=width, CHOICES=k, BN=down.outputs, BK=down.columns, AHEAD=down.ahead,
+            IN_TURN=down.in_turn, num_warps=down.warps, **words,
         )  # fmt: skip
         return out
 

@@ -92,12 +92,17 @@ def wide_product(x: Tensor, weight: Tensor, bias: Tensor | None, tiles: WideTile
 
 @dataclass(frozen=True)
 class RowTiles:
-    """How `gemv_kernel` shares out a weight: outputs to a program, columns to a piece, pieces asked for ahead."""
+    """How `gemv_kernel` shares out a weight: outputs to a program, columns to a piece, pieces asked for ahead.
+
+    in_turn  whether pieces take turns in a program's registers (`plus_product`). Else more of them may be on the way,
+             which is quicker where programs are so few that there are registers for all
+    """
 
     outputs: int
     columns: int
     warps: int
     ahead: int
+    in_turn: bool = True
 
 
 @dataclass(frozen=True)
@@ -265,7 +270,8 @@ class CudaLinear:
         y = self._output(1, row.x, gated)
         gemv_kernel[(triton.cdiv(y.shape[1], tiles.outputs),)](
             row, Target(self._weight, self._bias, y), N=y.shape[1], K=self._weight.shape[1], BN=tiles.outputs,
-            BK=tiles.columns, AHEAD=tiles.ahead, GATED=gated, num_warps=tiles.warps, **launch_words(self._dependent),
+            BK=tiles.columns, AHEAD=tiles.ahead, IN_TURN=tiles.in_turn, GATED=gated, num_warps=tiles.warps,
+            **launch_words(self._dependent),
         )  # fmt: skip
         return y
 

@@ -37,7 +37,7 @@ NARROW = GroupTiles(32, 16, 64, width=1, stages=3, warps=4, is_tall=False)
 JOINED = replace(FLAT, pairs=16, joined=True)
 SMALL = {
     "rows, then tall": ExpertTiles(
-        (Rows(1, RowTiles(16, 32, 1, ahead=1), RowTiles(32, 32, 1, ahead=1)),
+        (Rows(1, RowTiles(16, 32, 1, ahead=1), RowTiles(32, 32, 1, ahead=1, in_turn=False)),
          Rows(4, RowTiles(32, 32, 1, ahead=2), RowTiles(16, 32, 1, ahead=2))),
         (Grouped(ANY, TALL, TALL),),
     ),

@@ -1,5 +1,6 @@
 """What the interpreter cannot show of a layer's kernels: that they compile for a device, and how they reach memory."""
 
+import re
 import subprocess
 import sys
 
@@ -70,6 +71,40 @@ def test_kernels_of_a_layer_compile_and_ask_for_weights_before_they_wait(tmp_pat
         "route_kernel split_kernel summed_rows_kernel"
     )
     assert done.stdout.strip() == kernels, done.stderr[-3000:]
+
+
+LONG_ROWS = (
+    HOPPER
+    + """
+JITFunction.run = lambda self, *args, grid, warmup, **words: run(self, *args, grid=grid, warmup=True, **words)
+
+from framework.interfaces import ExpertWeights, Routing
+from framework_backends.cuda_device import ProgramMemory
+from framework_backends.cuda_experts import CudaExperts, choose_expert_tiles
+from framework_backends.cuda_linear import CudaLinear, choose_tiles
+
+weight = torch.empty(4096, 14336, dtype=torch.bfloat16)
+CudaLinear(weight, None, choose_tiles(weight.dtype, *weight.shape), dependent=True)(weight[:1])
+experts = ExpertWeights(*(torch.empty(8, *shape, dtype=torch.bfloat16) for shape in ((1536, 2048), (2048, 768))))
+tiles = choose_expert_tiles(torch.bfloat16, 8, 8, ProgramMemory(232448, True), batch_invariant=False)
+CudaExperts(experts, Routing(8), tiles, dependent=True)(weight[:4, :2048], torch.zeros(4, 8))
+print(triton.knobs.nvidia.cuobjdump.path)
+"""
+)
+
+
+@pytest.mark.full
+def test_weights_of_long_rows_take_turns_in_a_program_s_registers(tmp_path):
+    environment = {"PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", LONG_ROWS], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name in ("gemv_kernel", "summed_rows_kernel"):
+        (cubin,) = tmp_path.rglob(f"{name}.cubin")
+        command = [done.stdout.strip(), "-res-usage", str(cubin)]
+        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
+        # 65536 of a multiprocessor for five programs of 128 threads, in eights; all weights at once take 112 and more
+        assert int(registers) <= 96 and int(stack) == 0, f"{name} takes {registers} registers and {stack} bytes more"
 
 
 FIT = """

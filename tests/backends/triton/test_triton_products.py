@@ -25,7 +25,7 @@ from .comparing import DTYPES, normal, within
 # round it, an error of one unit, 2^-7, each time.
 close = within({torch.float32: 2e-5, torch.bfloat16: 6e-2, torch.float16: 4e-3})
 # (weight rows, columns, tiles): pieces that fit and pieces that do not, one and several ahead, rows left over
-ONE = RowTiles(4, 32, warps=1, ahead=2)
+ONE = RowTiles(4, 32, warps=1, ahead=2, in_turn=False)
 SMALL = [
     (16, 64, Tiles(RowTiles(4, 64, 1, ahead=1), FewTiles(8, warps=2, blocks=1, ahead=1), SplitTiles(8, 32, 1, 2))),
     (26, 72, Tiles(ONE, FewTiles(16, warps=2, blocks=1, ahead=2), SplitTiles(8, 32, 3, 2))),

@@ -38,7 +38,7 @@ def biased(value, expert, row, is_row, y):
 @triton.jit(do_not_specialize=["T"])
 def gated_rows_kernel(
     x, stride, expert, ids, y, num_tokens, T, limit, N: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr, DEPENDENT: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr, IN_TURN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of BN outputs, T * CHOICES): y [pairs, N] of x [T, K], activated. Padding is left out.
 
@@ -76,8 +76,8 @@ def gated_rows_kernel(
         values = pairs_at(row, cut * (BK // 2) + column, K, EVEN_K)
         low = low_of(values, dtype)
         high = high_of(values, dtype)
-        gate = plus_product(gate, gates[cut], low, high, dtype)
-        up = plus_product(up, ups[cut], low, high, dtype)
+        gate = plus_product(gate, gates[cut], low, high, dtype, IN_TURN)
+        up = plus_product(up, ups[cut], low, high, dtype, IN_TURN)
     opened = biased(over_columns(gate), expert, begin + out, out < N, y)
     value = activated(opened, biased(over_columns(up), expert, begin + N + out, out < N, y), limit)
     tl.store(y + pair.to(tl.int64) * N + out, value, mask=out < N)
@@ -86,7 +86,7 @@ def gated_rows_kernel(
 @triton.jit(do_not_specialize=["T"])
 def summed_rows_kernel(
     x, expert, ids, weights, other, y, num_tokens, T, N: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr, DEPENDENT: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr, IN_TURN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of BN outputs, T): y [T, N], over a token's choices the sum of weight times product of x [pairs, K]
     by the expert, and of other [T, N] unless that is None; 0 for padding.
@@ -131,7 +131,7 @@ def summed_rows_kernel(
             values = pairs_at(row, cut * (BK // 2) + column, K, EVEN_K)
             low = low_of(values, dtype) * factors[choice]
             high = high_of(values, dtype) * factors[choice]
-            total = plus_product(total, pieces[choice * CUTS + cut], low, high, dtype)
+            total = plus_product(total, pieces[choice * CUTS + cut], low, high, dtype, IN_TURN)
         if expert.bias is not None:
             added = tl.load(expert.bias + begins[choice] + out, mask=out < N, other=0.0)
             bias += added.to(tl.float32) * factors[choice]
