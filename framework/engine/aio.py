@@ -13,14 +13,13 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass, field
 from itertools import count
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from framework.engine.arguments import resolve_config, streaming_params
 from framework.engine.build import build_engine
 from framework.engine.home import HomeProcess
+from framework.engine.inbox import Due, Event, Inbox, Listener
 from framework.request import RequestOutput, SamplingParams
 from framework.worker.task_thread import TaskThread
 
@@ -32,26 +31,6 @@ if TYPE_CHECKING:
     from framework.engine.engine import Engine
 
 _T = TypeVar("_T")
-_Event = RequestOutput | BaseException
-
-
-@dataclass(eq=False)
-class _Listener:
-    """Who waits for the outputs of one request: the queue belongs to the loop, and is filled there alone.
-
-    asked_at   when: the engine's thread may be amid a step then, and hears of it later
-    has_begun  whether an output was handed over; the engine's thread alone reads and writes it
-    take       is asked first on the loop, and answers whether it has taken the event; else the queue has it
-    """
-
-    loop: asyncio.AbstractEventLoop
-    asked_at: float = field(default_factory=perf_counter)
-    has_begun: bool = False
-    queue: asyncio.Queue[_Event] = field(default_factory=asyncio.Queue)
-    take: Callable[[_Event], bool] | None = None
-
-
-_Due = tuple[_Listener, _Event]
 
 
 class AsyncStream(AsyncIterator[RequestOutput]):
@@ -63,7 +42,7 @@ class AsyncStream(AsyncIterator[RequestOutput]):
 
     def __init__(self, llm: AsyncLLM, prompt: Any, params: SamplingParams | None, request_id: str) -> None:
         self._llm, self._request = llm, (request_id, prompt, params)
-        self._listener: _Listener | None = None
+        self._listener: Listener | None = None
         self._is_done = False
 
     async def __anext__(self) -> RequestOutput:
@@ -79,7 +58,7 @@ class AsyncStream(AsyncIterator[RequestOutput]):
 
     async def _next(self) -> RequestOutput:
         if self._listener is None:
-            self._listener = _Listener(asyncio.get_running_loop())
+            self._listener = Listener(self._llm._inbox())
             await self._llm._prepare(self._request[2])
             # in the caller's context: an observer of requests may look who asks, as tracing does
             await self._llm._ask(copy_context().run, self._llm._add, *self._request, self._listener)
@@ -102,39 +81,39 @@ class AsyncStream(AsyncIterator[RequestOutput]):
         return outputs
 
     async def drive(self, tell: Callable[[RequestOutput], bool]) -> None:
-        """Calls `tell` with each output that comes, on the loop, until the last one, or one for which it answers False
-        or raises: that one is read next, and so is a failure. Returns at once where some wait already.
+        """Calls `tell` with each output that comes, on the loop, up to one that is read next: the last one, a failure,
+        one for which `tell` answers False or raises, or one for which the loop is behind. Returns at once where some
+        wait already.
 
         For the reader of a stream that has begun. It saves that a task takes its turn for each output, which is more
-        than many do with one. Raises what `tell` raises.
+        than many do with one. Raises what `tell` raises, whose context is not the caller's.
         """
         listener = self._listener
         assert listener is not None, "a stream is driven behind its first output"
         if self._is_done or not listener.queue.empty():
             return
-        ended: asyncio.Future[None] = listener.loop.create_future()
+        ended: asyncio.Future[BaseException | None] = listener.inbox.loop.create_future()
 
-        def take(event: _Event) -> bool:
-            if ended.done():  # whoever drives is cancelled
+        def take(event: Event, is_behind: bool) -> bool:
+            if ended.done():  # and whoever drives has had no turn since, or is cancelled
                 return False
-            is_taken = False
+            is_taken, failure = False, None
             try:
-                if isinstance(event, RequestOutput) and tell(event):
-                    is_taken, self._is_done = True, event.finished
+                if isinstance(event, RequestOutput) and not event.finished and not is_behind:
+                    is_taken = tell(event)
             except BaseException as error:
-                ended.set_exception(error)
-            else:
-                if self._is_done or not is_taken:
-                    ended.set_result(None)
-            if ended.done():
-                listener.take = None
+                failure = error
+            if not is_taken and not ended.done():  # `tell` may have cancelled it
+                ended.set_result(failure)
             return is_taken
 
         listener.take = take
         try:
-            await ended
+            failure = await ended
         finally:
             listener.take = None
+        if failure is not None:
+            raise failure
 
     async def aclose(self) -> None:
         """Aborts what still runs; the stream is at its end afterwards. May be called again."""
@@ -163,7 +142,8 @@ class AsyncLLM:
     ) -> None:
         config = resolve_config(model, overrides, config)
         self._ids = count()
-        self._listeners: dict[str, _Listener] = {}
+        self._listeners: dict[str, Listener] = {}
+        self._inboxes: weakref.WeakValueDictionary[asyncio.AbstractEventLoop, Inbox] = weakref.WeakValueDictionary()
         self._is_stepping = False  # a step is queued; read and written by the engine's thread alone
         self._is_closed = False
         self._home = HomeProcess("AsyncLLM")
@@ -243,6 +223,14 @@ class AsyncLLM:
     def _new_id(self) -> str:
         return next(i for i in map(str, self._ids) if i not in self._listeners)
 
+    def _inbox(self) -> Inbox:
+        """That of the running loop."""
+        loop = asyncio.get_running_loop()
+        inbox = self._inboxes.get(loop)
+        if inbox is None:
+            inbox = self._inboxes[loop] = Inbox(loop)
+        return inbox
+
     async def _prepare(self, params: SamplingParams | None) -> None:
         """Builds the grammar for the first request that has a constraint, beside the steps of others."""
         if self._is_closed or not self._home.is_here:
@@ -267,13 +255,13 @@ class AsyncLLM:
 
     # ------------------------------------------------------------------------------------- on the engine's thread
 
-    def _add(self, name: str, prompt: Any, params: Any, listener: _Listener) -> None:
+    def _add(self, name: str, prompt: Any, params: Any, listener: Listener) -> None:
         params = streaming_params(params, self._engine.admission.defaults)
         self._engine.add_request(name, prompt, params, asked_at=listener.asked_at)
         self._listeners[name] = listener
         self._go_on()
 
-    def _leave(self, name: str, listener: _Listener) -> None:
+    def _leave(self, name: str, listener: Listener) -> None:
         """The listener has gone. One of a refused request never came, and its id may be somebody else's."""
         if self._listeners.get(name) is listener:
             del self._listeners[name]
@@ -301,30 +289,30 @@ class AsyncLLM:
     def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
         """Hands outputs to the loops that wait for them, one call a loop.
 
-        First outputs stand before the others: a loop wakes its readers in this order, and whoever has nothing yet would
-        wait until all the others have written what they have.
+        First outputs are a batch of their own, before the others: whoever has nothing yet would wait until all the
+        others have written what they have.
         """
-        due: dict[asyncio.AbstractEventLoop, tuple[list[_Due], list[_Due]]] = defaultdict(lambda: ([], []))
+        due: dict[Inbox, tuple[list[Due], list[Due]]] = defaultdict(lambda: ([], []))
         for output in outputs:
             listener = self._listeners.get(output.request_id)
             if listener is not None:
-                due[listener.loop][listener.has_begun].append((listener, output))
+                due[listener.inbox][listener.has_begun].append((listener, output))
                 listener.has_begun = True
                 if output.finished:
                     del self._listeners[output.request_id]
-        for loop, (first, later) in due.items():
-            self._hand_over(loop, first + later)
+        for inbox, batches in due.items():
+            self._hand_over(inbox, *filter(None, batches))
 
     def _fail(self, error: BaseException, names: Iterable[str]) -> None:
         for name in names:
             listener = self._listeners.pop(name)
-            self._hand_over(listener.loop, [(listener, error)])
+            self._hand_over(listener.inbox, [(listener, error)])
 
-    def _hand_over(self, loop: asyncio.AbstractEventLoop, events: Sequence[_Due]) -> None:
+    def _hand_over(self, inbox: Inbox, *batches: Sequence[Due]) -> None:
         try:
-            loop.call_soon_threadsafe(_put, events)
+            inbox.put(*batches)
         except RuntimeError:  # the loop is closed, with everybody who waited in it
-            gone = [name for name, listener in self._listeners.items() if listener.loop is loop]
+            gone = [name for name, listener in self._listeners.items() if listener.inbox is inbox]
             for name in gone:
                 self._leave(name, self._listeners[name])
 
@@ -335,9 +323,3 @@ class AsyncLLM:
         finally:
             self._fail(RuntimeError("the AsyncLLM was closed"), list(self._listeners))
             self._engine.close()
-
-
-def _put(events: Iterable[_Due]) -> None:
-    for listener, event in events:
-        if listener.take is None or not listener.take(event):
-            listener.queue.put_nowait(event)

@@ -133,7 +133,8 @@ class EventStream(EngineAnswer):
     """Server-sent events. Its status is sent with the first piece: what is refused has an answer of its own.
 
     A reader who does not read holds up nobody: nothing is taken of the engine's stream before what was written is on
-    its way, and what comes meanwhile goes out in one event.
+    its way, and what comes meanwhile goes out in one event. Where nothing is to be waited for, and the loop keeps up,
+    events are written as the engine tells them, in the loop's own call.
     """
 
     last: ClassVar[str] = DONE
@@ -144,7 +145,7 @@ class EventStream(EngineAnswer):
         self._writer = writer
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        chunks: Chunks | None = scope.get("extensions", {}).get(CHUNKS)
+        chunks: Chunks | None = (scope.get("extensions") or {}).get(CHUNKS)
         tell = None if chunks is None else partial(self._tell, chunks)
         async with aclosing(pieces(self._service.llm, self._asked, tell)) as placed:
             async for some in placed:

@@ -11,7 +11,7 @@ from itertools import count
 import pytest
 
 from framework import AsyncLLM, SamplingParams
-from framework.engine import aio
+from framework.engine.inbox import Inbox
 from framework.errors import CheckpointError, ConfigError, RequestError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
@@ -62,12 +62,12 @@ def test_outputs_are_cumulative_unless_the_parameters_name_a_kind(llm):
     }
 
 
-def test_readers_who_have_nothing_yet_are_woken_first(llm, monkeypatch):
+def test_first_outputs_are_a_batch_of_their_own_before_the_others(llm, monkeypatch):
     handed = []
 
-    def noted(events):
-        handed.append([output.request_id for _, output in events])
-        return put(events)
+    def noted(inbox, *batches):
+        handed.append([[output.request_id for _, output in batch] for batch in batches])
+        return put(inbox, *batches)
 
     async def main():
         early = asyncio.create_task(collect(llm, [4], LONG, "early"))
@@ -76,11 +76,11 @@ def test_readers_who_have_nothing_yet_are_woken_first(llm, monkeypatch):
         await collect(llm, [5], GREEDY, "late")
         await early
 
-    put = aio._put
-    monkeypatch.setattr(aio, "_put", noted)
+    put = Inbox.put
+    monkeypatch.setattr(Inbox, "put", noted)
     run(main())
-    together = [names for names in handed if len(names) > 1]
-    assert together[0] == ["late", "early"] and together[1] == ["early", "late"]
+    together = [batches for batches in handed if sum(map(len, batches)) > 1]
+    assert together[0] == [["late"], ["early"]] and together[1] == [["early", "late"]]
 
 
 @pytest.fixture
@@ -115,17 +115,24 @@ def tokens_of(output):
     return list(output.outputs[0].token_ids)
 
 
-def test_a_driven_stream_tells_every_output_and_is_at_its_end(llm, paced):
+def test_a_driven_stream_tells_its_outputs_as_they_come_up_to_the_last_one(llm, paced):
     async def main():
-        stream, read, told = llm.generate([4], LONG.replace(output_kind="delta")), [], []
-        async for output in stream:
-            read += tokens_of(output)
-            await stream.drive(lambda output: told.extend(tokens_of(output)) or True)
-        await stream.drive(lambda output: pytest.fail("it is at its end"))
-        return read, told
+        stream, tokens, num_told = llm.generate([4], LONG.replace(output_kind="delta")), [], 0
 
-    read, told = paced(main())
-    assert read + told == counted(4, 50) and len(told) > 25
+        def tell(output):
+            nonlocal num_told
+            num_told += 1
+            tokens.extend(tokens_of(output))
+            return True
+
+        async for output in stream:
+            tokens += tokens_of(output)
+            await stream.drive(tell)
+        await stream.drive(lambda output: pytest.fail("it is at its end"))
+        return tokens, num_told
+
+    tokens, num_told = paced(main())
+    assert tokens == counted(4, 50) and num_told > 25
 
 
 def test_an_output_that_is_not_taken_is_read_next(llm, paced):

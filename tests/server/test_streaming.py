@@ -19,64 +19,41 @@ def test_text_of_an_event_is_one_line_to_every_client():
     assert json.loads(told.removeprefix("data: ")) == {"text": text}
 
 
-class Stream:
-    """Outputs that all come one by one, for whoever drives it as well."""
-
-    def __init__(self, names):
-        self._left = [SimpleNamespace(name=name, error=None, finished=False) for name in names]
-
-    def __aiter__(self):
-        return self
-
-    async def __anext__(self):
-        if not self._left:
-            raise StopAsyncIteration
-        return self._left.pop(0)
-
-    def waiting(self):
-        return []
-
-    async def drive(self, tell):
-        while self._left and tell(self._left[0]):
-            self._left.pop(0)
-
-    async def aclose(self):
-        pass
-
-
 class Writer:
     def begin(self):
         return "begin "
 
     def write(self, placed):
-        return "".join(output.name for _, output in placed)
+        return "".join(output.outputs[0].text for _, output in placed)
 
     def end(self):
         return "end "
 
 
-@pytest.mark.parametrize(
-    ("busy_at", "sent", "by_chunks"),
-    [
-        (None, ["begin a", "end "], ["b", "c", "d", "e"]),
-        (3, ["begin a", "d", "end "], ["b", "c", "e"]),  # whose reader is behind: that one waits for `send`
-    ],
-)
-def test_events_behind_the_first_go_the_short_way_while_it_is_free(busy_at, sent, by_chunks):
-    from framework.server.corked import CHUNKS
+class Chunks:
+    """Not free when the first of them would be number `busy_at`."""
+
+    def __init__(self, busy_at):
+        self.told, self._busy_at = [], busy_at
+
+    @property
+    def is_free(self):
+        is_busy = len(self.told) + 1 == self._busy_at
+        if is_busy:
+            self._busy_at = None
+        return not is_busy
+
+    def write(self, data):
+        self.told.append(data.decode())
+
+
+async def answered(words, scope):
+    """What a stream of these outputs sends, which come one by one."""
+    from framework.engine.aio import AsyncStream
+    from framework.engine.inbox import Inbox, Listener
+    from framework.request import CompletionOutput, RequestMetrics, RequestOutput
     from framework.server.service import Load
-    from framework.server.streaming import DONE, EventStream
-
-    class Chunks:
-        @property
-        def is_free(self):
-            nonlocal busy_at
-            is_free = len(told) + 1 != busy_at
-            busy_at = busy_at if is_free else None
-            return is_free
-
-        def write(self, data):
-            told.append(data.decode())
+    from framework.server.streaming import EventStream
 
     async def send(message):
         messages.append(message)
@@ -84,13 +61,43 @@ def test_events_behind_the_first_go_the_short_way_while_it_is_free(busy_at, sent
     async def receive():
         await asyncio.sleep(60)
 
-    told, messages = [], []
-    llm = SimpleNamespace(generate=lambda *_: Stream("abcde"))
+    messages = []
+    stream = AsyncStream(SimpleNamespace(_post=lambda *_: None, _leave=None), None, None, "one")
+    stream._listener = Listener(Inbox(asyncio.get_running_loop()))
     options = SimpleNamespace(request_timeout=None)
-    service = SimpleNamespace(llm=llm, load=Load(), most_open=1, options=options)
-    asked = SimpleNamespace(num_completions=1, streams=lambda llm: [llm.generate()])
-    answer = EventStream(service, asked, Writer())
-    asyncio.run(answer({"extensions": {CHUNKS: Chunks()}}, receive, send))
-    assert messages.pop(0)["type"] == "http.response.start"
+    service = SimpleNamespace(llm=None, load=Load(), most_open=1, options=options)
+    asked = SimpleNamespace(num_completions=1, streams=lambda _: [stream])
+    answer = asyncio.create_task(EventStream(service, asked, Writer())(scope, receive, send))
+    for place, word in enumerate(words, 1):
+        outputs = [CompletionOutput(0, word, [place])]
+        output = RequestOutput("one", None, [1], None, outputs, place == len(words), 0, RequestMetrics(0.0))
+        stream._listener.inbox.put([(stream._listener, output)])
+        await asyncio.sleep(0.005)
+    await answer
+    return messages
+
+
+@pytest.mark.parametrize(
+    ("busy_at", "sent", "by_chunks"),
+    [
+        (None, ["begin a", "e", "end "], ["b", "c", "d"]),
+        (2, ["begin a", "c", "e", "end "], ["b", "d"]),  # whose reader is behind: that one waits for `send`
+    ],
+)
+def test_events_behind_the_first_go_the_short_way_while_it_is_free(busy_at, sent, by_chunks):
+    from framework.server.corked import CHUNKS
+    from framework.server.streaming import DONE
+
+    chunks = Chunks(busy_at)
+    start, *messages = asyncio.run(answered("abcde", {"extensions": {CHUNKS: chunks}}))
+    assert start["type"] == "http.response.start"
     assert [message["body"].decode().removesuffix(DONE) for message in messages] == sent
-    assert told == by_chunks
+    assert chunks.told == by_chunks
+
+
+@pytest.mark.parametrize("scope", [{}, {"extensions": None}, {"extensions": {}}])
+def test_where_a_server_has_no_short_way_every_event_is_sent(scope):
+    from framework.server.streaming import DONE
+
+    _, *messages = asyncio.run(answered("abc", scope))
+    assert [message["body"].decode().removesuffix(DONE) for message in messages] == ["begin a", "b", "c", "end "]
