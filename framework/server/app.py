@@ -71,7 +71,10 @@ def make_app(service: Service) -> FastAPI:
 
 
 def _add_layers(app: FastAPI, service: Service) -> None:
-    """The last one added is the outermost: browsers ask what is allowed without a key, and every answer has an id."""
+    """The last one added is the outermost: browsers ask what is allowed without a key, and every answer has an id.
+
+    None may change or hold back what an answer consists of: events go past all of them (`corked.Chunks`).
+    """
     options = service.options
     app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes)
     app.add_middleware(HeadAsGet)

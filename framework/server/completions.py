@@ -128,6 +128,9 @@ def _forget_output(output: RequestOutput) -> None:
         one.text, one.token_ids, one.logprobs, one.finish_reason, one.stop_reason = "", [], None, "length", None
 
 
+_NOTHING_MORE = '"logprobs":null,"finish_reason":null,"stop_reason":null'
+
+
 class Events:
     """`Writer` of a streamed completion."""
 
@@ -154,13 +157,11 @@ class Events:
         is_first = piece.index not in self._logprobs
         if is_first:
             self._logprobs[piece.index] = self._reply.logprobs()
-        if (
-            self._is_plain
-            and not piece.text
-            and piece.finish_reason is None
-            and not (is_first and self._reply.body.echo)
-        ):
-            return ""
+        if self._is_plain and piece.finish_reason is None and not (is_first and self._reply.body.echo):
+            if not piece.text:
+                return ""
+            # what nearly every event is: made of it below would be the same, in more time
+            return f'{self._before}{{"index":{piece.index},"text":{dumps(piece.text)},{_NOTHING_MORE}}}{self._after}'
         choice = self._reply.choice(piece, self._logprobs[piece.index], is_first=is_first)
         return f"{self._before}{dumps(choice)}{self._after}"
 

@@ -7,9 +7,13 @@ which takes longer than the piece took to make, and wakes the reader, on cores t
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.flow_control import FlowControl
 
 HEAD = b"HTTP/"
 CHUNKS = "framework.chunks"
@@ -19,19 +23,15 @@ CHUNKS = "framework.chunks"
 class CorkedProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 over `Corked` transports. Extensions of a request's scope have its `Chunks`."""
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        app = self.app
-
-        async def with_chunks(scope: Any, receive: Any, send: Any) -> None:
-            # what uvicorn passes for `send` is a method of the cycle that writes the answer, which nothing else names
-            scope.setdefault("extensions", {})[CHUNKS] = Chunks(send.__self__)
-            await app(scope, receive, send)
-
-        self.app = with_chunks
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(Corked(transport, self.loop))  # type: ignore[arg-type]
+        corked: Any = Corked(transport, self.loop)
+        super().connection_made(corked)
+        self.app = partial(_with_chunks, self.app, corked, self.flow)
+
+
+async def _with_chunks(app: Any, transport: Corked, flow: FlowControl, scope: Any, receive: Any, send: Any) -> None:
+    scope["extensions"] = {**(scope.get("extensions") or {}), CHUNKS: Chunks(transport, flow, scope)}
+    await app(scope, receive, send)
 
 
 class Corked:
@@ -56,27 +56,32 @@ class Corked:
         elif len(self._kept) == 2 and self._kept[0].startswith(HEAD):
             self._flush()
 
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
     def close(self) -> None:
         self._flush()
         self._transport.close()
 
     def _flush(self) -> None:
         if self._kept:
-            self._transport.write(b"".join(self._kept))
-            self._kept.clear()
+            kept, self._kept = self._kept, []
+            self._transport.write(b"".join(kept))
 
 
 class Chunks:
     """A short way for the pieces of an answer that has begun: past the layers, none of which looks at them."""
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
-        self._is_chunked = cycle.scope["http_version"] == "1.1" and cycle.scope["method"] != "HEAD"
+    def __init__(self, transport: Corked, flow: FlowControl, scope: Any) -> None:
+        self._transport, self._flow = transport, flow
+        self._is_chunked = scope["http_version"] == "1.1" and scope["method"] != "HEAD"
 
     @property
     def is_free(self) -> bool:
-        """Whether `write` may be called: not where the reader is behind or gone, of whom `send` knows more."""
-        return self._is_chunked and not self._cycle.flow.write_paused and not self._cycle.disconnected
+        """Whether `write` may be called: not for an answer without chunks, of HTTP/1.0 or to HEAD, nor where the reader
+        is behind or gone, of whom `send` knows more."""
+        return self._is_chunked and not self._flow.write_paused and not self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        """data: not empty, which would be the mark of an answer's end."""
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))

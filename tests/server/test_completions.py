@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+from framework.server.corked import Chunks
+
 from .here import events_of, serving
 
 GREEDY = {"temperature": 0, "max_tokens": 3}
@@ -166,6 +168,36 @@ def test_stream_has_the_text_of_the_whole_answer_in_pieces(here):
     reasons = [one["choices"][0]["finish_reason"] for one in events]
     assert reasons[-1] == "length" and set(reasons[:-1]) == {None}
     assert len({one["id"] for one in events}) == 1
+
+
+def test_events_behind_the_first_go_past_the_layers_of_the_application(here, monkeypatch):
+    def noted(chunks, data):
+        told.append(data.decode())
+        return write(chunks, data)
+
+    told, write = [], Chunks.write
+    monkeypatch.setattr(Chunks, "write", noted)
+    body = {"prompt": "w5", "temperature": 0, "max_tokens": 200, "ignore_eos": True}
+    for ask in (
+        here.complete,
+        lambda **body: here.chat(messages=[{"role": "user", "content": body.pop("prompt")}], **body),
+    ):
+        text = ask(stream=True, **body).text
+        assert len(told) > 20 and all(one in text for one in told)
+        events_of(text)
+        told.clear()
+
+
+def test_events_of_text_alone_have_the_fields_of_the_others(here):
+    """Which are made in another way."""
+    body = {"prompt": "w5", "temperature": 0, "max_tokens": 40, "ignore_eos": True, "stream": True}
+    events = [*events_of(here.complete(**body).text), *events_of(here.complete(return_token_ids=True, **body).text)]
+    fields = list(events[-1]), [name for name in events[-1]["choices"][0] if not name.endswith("token_ids")]
+    assert len(fields[1]) == 5
+    for event in events:
+        (choice,) = event["choices"]
+        assert (list(event), [name for name in choice if not name.endswith("token_ids")]) == fields
+        assert choice["index"] == 0 and choice["logprobs"] is choice["stop_reason"] is None
 
 
 def test_stream_tells_its_usage_when_asked(here):

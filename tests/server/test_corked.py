@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -148,11 +150,32 @@ def test_a_streamed_answer_is_two_calls(lets_live: bool, app: Any) -> None:
         ({"http_version": "1.0"}, False),  # which has no chunks
         ({"method": "HEAD"}, False),  # whose answer has no content
         ({"write_paused": True}, False),
-        ({"disconnected": True}, False),
+        ({"is_closing": True}, False),
     ],
 )
 def test_chunks_are_written_where_nothing_is_to_be_waited_for(change: dict[str, Any], is_free: bool) -> None:
-    words = {"http_version": "1.1", "method": "POST", "write_paused": False, "disconnected": False, **change}
-    flow = SimpleNamespace(write_paused=words["write_paused"])
-    cycle = SimpleNamespace(scope=words, flow=flow, disconnected=words["disconnected"], transport=Transport())
-    assert Chunks(cast(Any, cycle)).is_free is is_free
+    words = {"http_version": "1.1", "method": "POST", "write_paused": False, "is_closing": False, **change}
+    transport: Any = SimpleNamespace(is_closing=lambda: words["is_closing"])
+    flow: Any = SimpleNamespace(write_paused=words["write_paused"])
+    assert Chunks(transport, flow, words).is_free is is_free
+
+
+def test_an_answer_that_has_ended_leaves_nothing_for_the_collector() -> None:
+    async def run() -> Any:
+        config = uvicorn.Config(stream_by_chunks, http=CorkedProtocol, lifespan="off", log_config=None)
+        config.load()
+        state = uvicorn.server.ServerState()
+        protocol, transport = CorkedProtocol(config, state, {}), Transport()
+        protocol.connection_made(transport)
+        protocol.data_received(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
+        cycle = weakref.ref(protocol.cycle)
+        await asyncio.gather(*state.tasks)
+        await asyncio.sleep(0)
+        protocol.cycle = cast(Any, None)  # as the next request's begins
+        return cycle
+
+    gc.disable()
+    try:
+        assert asyncio.run(run())() is None
+    finally:
+        gc.enable()
