@@ -1,7 +1,8 @@
 """A thread that does what it is given, one task after the other. What the tasks are is its owner's business.
 
 It differs from a thread pool of one in how it ends: as a daemon it holds no interpreter up, and it is ended and waited
-for when its owner forgets it or the interpreter exits, so that nothing native is cut in the middle.
+for when its owner forgets it or the interpreter exits, so that nothing native is cut in the middle. And it allocates
+where the main thread does.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from framework.worker.arena import share_main_arena
+
 _T = TypeVar("_T")
 _Task = tuple[Callable[..., Any], tuple[Any, ...], "Future[Any]"]
 
@@ -21,6 +24,7 @@ class TaskThread:
     """Takes tasks from any thread. Those that were given before `stop` are done, later ones are refused."""
 
     def __init__(self, name: str) -> None:
+        share_main_arena()
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         thread = threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True)
         self._lock = threading.RLock()  # a task may be given by an object's end of life, in the middle of `submit`
