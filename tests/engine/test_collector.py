@@ -48,11 +48,16 @@ def test_rest_lasts_until_the_last_one_inside_of_it_has_ended():
 
 
 def test_program_that_has_frozen_objects_by_itself_keeps_them_frozen():
+    circle = Circle()
     gc.freeze()
-    count = gc.get_freeze_count()
+    there, circle = weakref.ref(circle), None
     with resting_collector():
         pass
-    assert gc.get_freeze_count() == count
+    gc.collect()
+    assert there() is not None
+    gc.unfreeze()
+    gc.collect()
+    assert there() is None
 
 
 def counts_of_steps(llm, monkeypatch):
