@@ -305,16 +305,17 @@ class AsyncLLM:
 
     def _fail(self, error: BaseException, names: Iterable[str]) -> None:
         for name in names:
-            listener = self._listeners.pop(name)
-            self._hand_over(listener.inbox, [(listener, error)])
+            listener = self._listeners.pop(name, None)  # None: its loop was found closed with one before it
+            if listener is not None:
+                self._hand_over(listener.inbox, [(listener, error)])
 
     def _hand_over(self, inbox: Inbox, *batches: Sequence[Due]) -> None:
         try:
             inbox.put(*batches)
         except RuntimeError:  # the loop is closed, with everybody who waited in it
-            gone = [name for name, listener in self._listeners.items() if listener.inbox is inbox]
-            for name in gone:
-                self._leave(name, self._listeners[name])
+            gone = [(name, listener) for name, listener in self._listeners.items() if listener.inbox is inbox]
+            for name, listener in gone:
+                self._leave(name, listener)
 
     def _close(self) -> None:
         try:

@@ -20,7 +20,7 @@ Event = RequestOutput | BaseException
 
 @dataclass(eq=False)
 class Listener:
-    """Who waits for the outputs of one request: all but `has_begun` belongs to the loop, and is used there alone.
+    """Who waits for the outputs of one request: `queue` and `take` belong to the loop, and are used there alone.
 
     asked_at   when: the engine's thread may be amid a step then, and hears of it later
     has_begun  whether an output was handed over; the engine's thread alone reads and writes it
@@ -44,20 +44,26 @@ class Inbox:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._batches: deque[Sequence[Due]] = deque()
+        self._is_deferred = False
 
     def put(self, *batches: Sequence[Due]) -> None:
-        """By the engine's thread. Readers of a batch have a turn before the next one is handed out. RuntimeError once
-        the loop is closed."""
+        """By the engine's thread. Of the batches that wait together the newest may be taken as it comes; the others go
+        to queues, whose readers have a turn before that one is handed out. RuntimeError once the loop is closed."""
         self._batches.extend(batches)
-        self.loop.call_soon_threadsafe(self._hand_out)
+        try:
+            self.loop.call_soon_threadsafe(self._hand_out)
+        except RuntimeError:
+            self._batches.clear()
+            raise
 
-    def _hand_out(self) -> None:
-        """The newest batch may be taken as it comes; those before it go to queues, whose readers have a turn first."""
-        is_behind = len(self._batches) > 1
+    def _hand_out(self, is_deferred: bool = False) -> None:
+        if self._is_deferred and not is_deferred:
+            return  # the deferred call hands out what this one would, behind the readers' turn
+        self._is_deferred = len(self._batches) > 1
         while len(self._batches) > 1:
             _tell(self._batches.popleft(), is_behind=True)
-        if is_behind:
-            self.loop.call_soon(self._hand_out)
+        if self._is_deferred:
+            self.loop.call_soon(self._hand_out, True)
         elif self._batches:
             _tell(self._batches.popleft(), is_behind=False)
 

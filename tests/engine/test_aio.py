@@ -365,6 +365,55 @@ def test_step_that_fails_reaches_everybody_whose_request_ran_and_the_others_go_o
     assert [r.token_ids for r in results[3:]] == [counted(3, 50), counted(4, 50)]
 
 
+def test_step_that_fails_reaches_a_live_loop_when_others_of_its_requests_were_of_a_closed_one(llm, monkeypatch):
+    """Two of them, each of which is found gone with the first one."""
+    gate, begun, ended, step = threading.Semaphore(0), [], [], llm._engine.step
+
+    def gated():
+        gate.acquire(timeout=TIMEOUT_S)
+        return step()
+
+    def pace():
+        while len(begun) < 3:
+            gate.release()
+            time.sleep(0.01)
+
+    def fail(*_):
+        raise MemoryError("no room")
+
+    async def read_first(number):
+        stream = llm.generate([number], LONG)
+        begun.append((await anext(stream), stream))
+        return stream
+
+    async def both():
+        await asyncio.gather(read_first(4), read_first(5))
+
+    async def live():
+        try:
+            async for _ in await read_first(6):
+                pass
+        except RuntimeError as error:
+            ended.append(error)
+
+    monkeypatch.setattr(llm._engine, "step", gated)
+    loop, thread = asyncio.new_event_loop(), threading.Thread(target=run, args=(live(),))
+    pacer = threading.Thread(target=pace)
+    pacer.start()
+    loop.run_until_complete(both())
+    thread.start()  # behind them, so that it is the last one to be told
+    pacer.join()
+    loop.close()
+    monkeypatch.setattr(*PLACES["forward"](llm._engine), fail)
+    gate.release(5)
+    thread.join(20)
+    monkeypatch.undo()
+    gate.release(1000)
+    assert [str(error.__cause__) for error in ended] == ["no room"]
+    assert run(last(llm, [7])).token_ids == [8, 9, 10, 11]
+    run(assert_drained(llm))
+
+
 def test_step_that_fails_ends_a_drive(llm, monkeypatch):
     async def main():
         stream, tokens = llm.generate([4], LONG.replace(output_kind="delta")), []
