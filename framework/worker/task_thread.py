@@ -1,8 +1,8 @@
 """A thread that does what it is given, one task after the other. What the tasks are is its owner's business.
 
 It differs from a thread pool of one in how it ends: as a daemon it holds no interpreter up, and it is ended and waited
-for when its owner forgets it or the interpreter exits, so that nothing native is cut in the middle. And it allocates
-where the main thread does.
+for when its owner forgets it or the interpreter exits, so that nothing native is cut in the middle. And it takes no
+arena of its own to allocate in.
 """
 
 from __future__ import annotations
