@@ -29,7 +29,8 @@ class Load:
     """Streams of completions, `concurrency` at a time, while `num_idle` more connections are open and say nothing.
 
     Each begins with the end of another, or a random time up to `pause_s` later. Spoken is just the HTTP of our server's
-    answers: a library's client takes half a millisecond for a request, which would count as the server's.
+    answers: a library's client takes half a millisecond for a request, which would count as the server's. For the same
+    reason requests are made before the first one is sent, and answers read when the last one has come.
     """
 
     def __init__(self, asked: dict[str, Any]) -> None:
@@ -41,33 +42,49 @@ class Load:
         self.ids: list[str] = []
         self.errors: list[str] = []
         self.num_events = self.num_tokens = 0
+        self._answers: list[tuple[float, int, bytes]] = []
 
     async def run(self) -> dict[str, Any]:
         place = urlsplit(self.url)
         idle = [await asyncio.open_connection(place.hostname, place.port) for _ in range(self.num_idle)]
+        requests = [(self._request(*one), one[1]) for one in self.work]
         cpu, start = time.process_time(), time.perf_counter()
-        await self._streams()
+        await self._streams(requests)
         wall_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu
+        for answer in self._answers:
+            self._read(*answer)
         alive = sum([await _answers(reader, writer) for reader, writer in idle])
         return {
             "wall_s": wall_s, "client_cpu_s": cpu_s, "ttft_s": self.ttft_s, "ids": self.ids, "errors": self.errors,
             "num_tokens": self.num_tokens, "num_events": self.num_events, "num_idle_alive": alive,
         }  # fmt: skip
 
-    async def _streams(self) -> None:
-        left = iter(self.work)
+    def _request(self, prompt: list[int], num_tokens: int) -> bytes:
+        body = {
+            "model": self.model, "prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True,
+            "stream": True, "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        sent = json.dumps(body).encode()
+        return HEAD.format(place=urlsplit(self.url).netloc, length=len(sent)).encode() + sent
+
+    async def _streams(self, requests: list[tuple[bytes, int]]) -> None:
+        left = iter(requests)
         await asyncio.gather(*(self._worker(left) for _ in range(self.concurrency)))
 
-    async def _worker(self, left: Iterator[tuple[list[int], int]]) -> None:
+    async def _worker(self, left: Iterator[tuple[bytes, int]]) -> None:
         """Streams one behind another on a connection of its own, which an error ends."""
         place, connection = urlsplit(self.url), None
-        for prompt, num_tokens in left:
+        for request, num_tokens in left:
             await asyncio.sleep(self.random.uniform(0, self.pause_s))
             try:
                 if connection is None:
                     loop = asyncio.get_running_loop()
                     _, connection = await loop.create_connection(Connection, place.hostname, place.port)
-                await self._one(connection, prompt, num_tokens)
+                start = time.perf_counter()
+                answer = await connection.ask(request)
+                if not answer.startswith(GOOD):
+                    raise RuntimeError(answer.decode())
+                self._answers.append((connection.first - start, num_tokens, answer))
             except (OSError, ValueError, RuntimeError) as error:
                 self.errors.append(f"{type(error).__name__}: {error}")
                 if connection is not None:
@@ -76,22 +93,14 @@ class Load:
         if connection is not None:
             connection.transport.close()
 
-    async def _one(self, connection: Connection, prompt: list[int], num_tokens: int) -> None:
-        body = {
-            "model": self.model, "prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True,
-            "stream": True, "stream_options": {"include_usage": True},
-        }  # fmt: skip
-        start, sent = time.perf_counter(), json.dumps(body).encode()
-        head = HEAD.format(place=urlsplit(self.url).netloc, length=len(sent)).encode()
-        answer = await connection.ask(head + sent)
-        if not answer.startswith(GOOD):
-            raise RuntimeError(answer.decode())
+    def _read(self, ttft_s: float, num_tokens: int, answer: bytes) -> None:
         events = [line for line in answer.split(b"\n") if line.startswith(EVENT)]
         told = json.loads(events[-1].removeprefix(b"data: ")) if events else {}
         usage = told.get("usage")
         if usage is None or usage["completion_tokens"] != num_tokens:
-            raise RuntimeError(f"{num_tokens} tokens were asked for, and the stream ends with {answer[-400:]!r}")
-        self.ttft_s.append(connection.first - start)
+            self.errors.append(f"{num_tokens} tokens were asked for, and the stream ends with {answer[-400:]!r}")
+            return
+        self.ttft_s.append(ttft_s)
         self.ids.append(told["id"])
         self.num_events += len(events)
         self.num_tokens += num_tokens
